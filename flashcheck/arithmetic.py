@@ -1,0 +1,284 @@
+"""What a kernel declares about its rounding (Arithmetic), and how the hardware rounds (Machine).
+
+A bound is proved for a pair (Arithmetic, Machine): the first says *where* values are rounded and into
+which formats, the second *how* sums, exponentials, logarithms and quotients come out. THEORY.md
+section 2 defines every symbol.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal
+
+from flashcheck.errors import ArgumentError, UnknownNameError
+from flashcheck.formats import BF16, E4M3, E5M2, FP16, FP32, Format, format_named
+
+Order = Literal["ascending", "descending", "unknown"]
+RowSum = Literal["unrounded", "rounded"]
+ScalePlacement = Literal["exponent_fma", "exponent_subtract_first", "scores", "operands"]
+Normalise = Literal["after_product", "before_product"]
+Rounding = Literal["nearest", "toward_zero"]
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "order": ("ascending", "descending", "unknown"),
+    "row_sum": ("unrounded", "rounded"),
+    "scale_placement": ("exponent_fma", "exponent_subtract_first", "scores", "operands"),
+    "normalise": ("after_product", "before_product"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """Where a kernel rounds, as its author declares it.
+
+    Attributes:
+        input_format: storage of q, k, v.
+        output_format: storage of the output (and of the gradients).
+        probability_format: P enters the second product in this format.
+        product_format: operands of both products are converted to this format first (None: the
+            input format for Q K^T, ``probability_format`` for P V).
+        score_format: the score tile is rounded into this format (None: it stays fp32).
+        score_scale: scores are multiplied by this power of two before that rounding.
+        probability_scale: P is multiplied by this before it is rounded, and the result divided.
+        grad_score_format: dS enters the products for dQ and dK in this format (None: as P).
+        lse_format: storage of the log-sum-exp.
+        block_keys: keys per tile; None where unknown (bounds then hold for every tiling).
+        order: the order in which key tiles are visited.
+        row_sum: the denominator sums P before or after P is rounded.
+        normalise: the division by the row sum comes after P V (flash) or before it (eager).
+        scale_placement: where ``scale`` is applied. ``exponent_fma``: fma(S, scale*log2e, -m');
+            ``exponent_subtract_first``: (S - m) * scale*log2e; ``scores``: S * scale, rounded, then
+            minus the maximum; ``operands``: q and k are each multiplied by sqrt(scale) and rounded
+            to fp32 (to ``product_format`` where that is narrower) before the product.
+        scale_roundings: roundings (fp32) in the constant that multiplies the scores.
+        exp_error: relative error of the kernel's own exponential; None: the machine's.
+        rescale_threshold: log2 growth of the running maximum below which rescaling is skipped.
+        splits: partial results that are merged at the end (split keys); 1: none.
+        atomic_dq: dQ is summed by atomics, so its order differs from run to run.
+    """
+
+    input_format: Format
+    output_format: Format
+    probability_format: Format
+    product_format: Format | None = None
+    score_format: Format | None = None
+    score_scale: float = 1.0
+    probability_scale: float = 1.0
+    grad_score_format: Format | None = None
+    lse_format: Format = FP32
+    block_keys: int | None = None
+    order: Order = "unknown"
+    row_sum: RowSum = "unrounded"
+    normalise: Normalise = "after_product"
+    scale_placement: ScalePlacement = "exponent_fma"
+    scale_roundings: int = 1
+    exp_error: float | None = None
+    rescale_threshold: float = 0.0
+    splits: int = 1
+    atomic_dq: bool = False
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise UnknownNameError(f"Arithmetic.{name}", str(value), choices)
+        for name in ("score_scale", "probability_scale"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ArgumentError(f"Arithmetic.{name}", value, "a positive finite number")
+        if self.block_keys is not None and self.block_keys < 1:
+            raise ArgumentError("Arithmetic.block_keys", self.block_keys, "a positive integer or None")
+        if self.scale_roundings < 0:
+            raise ArgumentError("Arithmetic.scale_roundings", self.scale_roundings, "an integer >= 0")
+        if self.splits < 1:
+            raise ArgumentError("Arithmetic.splits", self.splits, "an integer >= 1")
+        if not 0 <= self.rescale_threshold < 16:
+            raise ArgumentError(
+                "Arithmetic.rescale_threshold", self.rescale_threshold, "0 <= log2 units < 16"
+            )
+        if self.exp_error is not None and not 0 <= self.exp_error < 2.0**-3:
+            raise ArgumentError("Arithmetic.exp_error", self.exp_error, "0 <= relative error < 1/8")
+
+    @property
+    def tiling_known(self) -> bool:
+        """True where tile size and order are declared, which the centred bound needs."""
+        return self.block_keys is not None and self.order != "unknown"
+
+    def describe(self) -> dict[str, object]:
+        """The declaration as plain JSON data."""
+        return {
+            f.name: value.name if isinstance(value := getattr(self, f.name), Format) else value
+            for f in fields(self)
+        }
+
+
+def arithmetic_from(data: dict[str, object]) -> Arithmetic:
+    """An Arithmetic from plain data (format names for formats), as kernels declare it.
+
+    Raises ArgumentError for a missing or unknown key, UnknownNameError for an unknown format.
+    """
+    known = {f.name for f in fields(Arithmetic)}
+    for key in data:
+        if key not in known:
+            raise UnknownNameError("arithmetic key", key, known)
+    converted = {
+        key: format_named(value) if key.endswith("_format") and isinstance(value, str) else value
+        for key, value in data.items()
+    }
+    try:
+        return Arithmetic(**converted)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise ArgumentError("arithmetic", sorted(data), f"all required keys ({error})") from None
+
+
+def flash(fmt: Format, **changes: object) -> Arithmetic:
+    """The usual flash attention: P in the input format, fp32 statistics, tiling unknown."""
+    base = Arithmetic(input_format=fmt, output_format=fmt, probability_format=fmt)
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def eager_fp32(fmt: Format, **changes: object) -> Arithmetic:
+    """Eager math in fp32: inputs are widened, P is normalised and stays fp32, the output is rounded."""
+    base = Arithmetic(
+        input_format=fmt,
+        output_format=fmt,
+        probability_format=FP32,
+        product_format=FP32,
+        normalise="before_product",
+        scale_placement="operands",
+        scale_roundings=2,
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+ARITHMETICS: dict[str, Arithmetic] = {
+    "flash.fp16": flash(FP16),
+    "flash.bf16": flash(BF16),
+    "flash.fp32": flash(FP32),
+    "flash.e4m3": replace(flash(E4M3), output_format=BF16, probability_scale=256.0),
+    "flash.e5m2": replace(flash(E5M2), output_format=BF16),
+    "eager.fp16": eager_fp32(FP16),
+    "eager.bf16": eager_fp32(BF16),
+    "eager.fp32": eager_fp32(FP32),
+}
+"""Named presets: what ships today."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """How a unit adds products: THEORY.md section 2.3.
+
+    Attributes:
+        block: products added in one step (1: every product is added with its own rounding).
+        fraction_bits: bits F kept after aligning the addends of a step to the largest one (None:
+            no alignment loss).
+        precision: significand bits of the running sum.
+        rounding: of the running sum, after each step.
+        flush_subnormals: subnormal operands and results may be replaced by zero.
+    """
+
+    block: int = 1
+    fraction_bits: int | None = None
+    precision: int = 24
+    rounding: Rounding = "nearest"
+    flush_subnormals: bool = False
+
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise ArgumentError("Accumulator.block", self.block, "a positive integer")
+        if self.rounding not in ("nearest", "toward_zero"):
+            raise UnknownNameError("Accumulator.rounding", self.rounding, ("nearest", "toward_zero"))
+
+    @property
+    def step_error(self) -> float:
+        """Relative error of storing the running sum once."""
+        return 2.0**-self.precision if self.rounding == "nearest" else 2.0 ** (1 - self.precision)
+
+    def gamma(self, terms: int) -> float:
+        """gamma with |computed - sum a_k b_k| <= gamma * sum |a_k b_k|, for any order of the terms.
+
+        Rounding to nearest, any order: n u (Jeannerod & Rump 2013; Lange & Rump 2017). Block units:
+        every step loses at most (K + 1) 2^-F by alignment and one storing error (THEORY.md 2.3).
+        """
+        if terms <= 0:
+            return 0.0
+        steps = -(-terms // self.block)
+        lost = 0.0 if self.fraction_bits is None else (self.block + 1) * 2.0**-self.fraction_bits
+        return steps * (lost + self.step_error) * (1 + 2.0**-20)
+
+
+IEEE_FP32 = Accumulator()
+HOPPER_16BIT = Accumulator(block=16, fraction_bits=25, precision=24, rounding="toward_zero")
+HOPPER_FP8 = Accumulator(block=32, fraction_bits=13, precision=14, rounding="toward_zero")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """How the hardware (or interpreter) computes what an Arithmetic leaves open.
+
+    Attributes:
+        name: for certificates.
+        accumulators: matrix unit by the name of its operand format; others use ``vector``.
+        vector: fp32 additions outside the matrix unit (row sums, rescaling).
+        exp_error: relative error of exp2 or exp on a fp32 argument.
+        exp_flush: results of the exponential below this may be zero.
+        division_error: relative error of dividing by the row sum (a reciprocal and a product included).
+        log_absolute, log_relative: error of the natural logarithm: the larger of the two applies.
+        tanh_error: absolute error of tanh.
+    """
+
+    name: str
+    accumulators: dict[str, Accumulator] = field(default_factory=dict)
+    vector: Accumulator = IEEE_FP32
+    exp_error: float = 2.0 * 2.0**-23
+    exp_flush: float = 2.0**-126
+    division_error: float = 2.0 * 2.0**-24 * (1 + 2.0**-20)
+    log_absolute: float = 2.0**-23
+    log_relative: float = 2.0 * 2.0**-23
+    tanh_error: float = 2.0 * 2.0**-24
+
+    def accumulator(self, operand_format: Format) -> Accumulator:
+        """The unit that multiplies operands of this format."""
+        return self.accumulators.get(operand_format.name, self.vector)
+
+    def describe(self) -> dict[str, object]:
+        """The model as plain JSON data."""
+        out: dict[str, object] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Accumulator):
+                value = _accumulator_data(value)
+            elif isinstance(value, dict):
+                value = {k: _accumulator_data(v) for k, v in value.items()}
+            out[f.name] = value
+        return out
+
+
+def _accumulator_data(a: Accumulator) -> dict[str, object]:
+    return {f.name: getattr(a, f.name) for f in fields(a)}
+
+
+IEEE = Machine("ieee")
+"""A CPU: fp32 additions to nearest in any order, libm-grade functions (at most 2 ulp)."""
+
+INTERPRETER = Machine("triton-interpreter")
+"""Triton's interpreter with its arithmetic repaired: numpy fp32, any order of summation."""
+
+HOPPER = Machine(
+    "hopper",
+    accumulators={
+        "fp16": HOPPER_16BIT,
+        "bf16": HOPPER_16BIT,
+        "e4m3": HOPPER_FP8,
+        "e5m2": HOPPER_FP8,
+    },
+    exp_error=2.5 * 2.0**-23,
+    division_error=3.0 * 2.0**-23,
+    log_absolute=2.0**-21,
+    log_relative=3.5 * 2.0**-23,
+    tanh_error=2.0**-11,
+)
+"""H100/H200: wgmma truncates its sums (design facts; MMA-Sim), special functions from the PTX ISA."""
+
+MACHINES = {m.name: m for m in (IEEE, INTERPRETER, HOPPER)}

@@ -1,0 +1,32 @@
+"""What a bound returns for one pass of one problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from flashcheck.bounds.interval import Interval
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBound:
+    """Bound and prediction for one output tensor.
+
+    Attributes:
+        interval: the worst-case acceptance interval (tier A).
+        predicted_rms: predicted root mean square of (stored - exact) per element; same shape.
+        predictable: boolean, same shape: elements where the prediction's assumptions hold.
+    """
+
+    interval: Interval
+    predicted_rms: Tensor
+    predictable: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBound:
+    """Bounds for the forward pass: out (B, H, Nq, dv), lse (B, H, Nq)."""
+
+    out: TensorBound
+    lse: TensorBound

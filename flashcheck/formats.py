@@ -1,0 +1,150 @@
+"""Binary floating-point formats: fp64, fp32, fp16, bf16, e4m3, e5m2.
+
+All functions take and return float64 tensors; every value of every narrower format is a float64
+value, so rounding *into* a format is exact arithmetic on float64 tensors. Rounding goes through the
+bits of the float64 value and never through another dtype: torch converts float64 to fp16 by way of
+fp32, which rounds twice.
+
+Notation of THEORY.md section 2: precision p (hidden bit included), unit roundoff u = 2^-p,
+smallest normal 2^emin, subnormal quantum eta = 2^(emin - p + 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashcheck.errors import UnknownNameError
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A binary floating-point format.
+
+    Attributes:
+        name: the field's short name, such as ``"bf16"``.
+        precision: significand bits p, the hidden bit included.
+        min_exponent: emin; the smallest normal number is 2^emin.
+        max_finite: the largest finite value.
+        saturates: conversions clamp to ``max_finite`` instead of overflowing to infinity
+            (``cvt.rn.satfinite``, the only fp8 conversion that NVIDIA hardware has).
+        dtype: the torch dtype that stores the format.
+    """
+
+    name: str
+    precision: int
+    min_exponent: int
+    max_finite: float
+    saturates: bool
+    dtype: torch.dtype
+
+    @property
+    def unit_roundoff(self) -> float:
+        """u = 2^-p: the largest relative error of a rounding to nearest."""
+        return 2.0**-self.precision
+
+    @property
+    def quantum(self) -> float:
+        """eta: the spacing of the subnormal numbers."""
+        return 2.0 ** (self.min_exponent - self.precision + 1)
+
+    @property
+    def overflow_threshold(self) -> float:
+        """The smallest magnitude that rounds to nearest past ``max_finite``."""
+        return self.max_finite + ulp_at(self.max_finite, self) / 2
+
+    def __str__(self) -> str:
+        return self.name
+
+
+FP64 = Format("fp64", 53, -1022, torch.finfo(torch.float64).max, False, torch.float64)
+FP32 = Format("fp32", 24, -126, torch.finfo(torch.float32).max, False, torch.float32)
+FP16 = Format("fp16", 11, -14, 65504.0, False, torch.float16)
+BF16 = Format("bf16", 8, -126, torch.finfo(torch.bfloat16).max, False, torch.bfloat16)
+E4M3 = Format("e4m3", 4, -6, 448.0, True, torch.float8_e4m3fn)
+E5M2 = Format("e5m2", 3, -14, 57344.0, True, torch.float8_e5m2)
+
+FORMATS = {f.name: f for f in (FP64, FP32, FP16, BF16, E4M3, E5M2)}
+_BY_DTYPE = {f.dtype: f for f in FORMATS.values()}
+
+
+def format_named(name: str) -> Format:
+    """The format called ``name``; raises UnknownNameError for any other name."""
+    try:
+        return FORMATS[name]
+    except KeyError:
+        raise UnknownNameError("format", name, FORMATS) from None
+
+
+def format_of(dtype: torch.dtype) -> Format:
+    """The format that ``dtype`` stores; raises UnknownNameError for integers and the like."""
+    try:
+        return _BY_DTYPE[dtype]
+    except KeyError:
+        raise UnknownNameError("dtype", str(dtype), (str(d) for d in _BY_DTYPE)) from None
+
+
+def to_float64(x: Tensor) -> Tensor:
+    """``x`` as float64, exactly."""
+    return x.to(torch.float64)
+
+
+def ulp_at(magnitude: float, fmt: Format) -> float:
+    """Spacing of ``fmt`` at ``magnitude`` (a Python float)."""
+    return float(ulp(torch.tensor(magnitude, dtype=torch.float64), fmt))
+
+
+def ulp(x: Tensor, fmt: Format) -> Tensor:
+    """Spacing of ``fmt`` at |x|, never below the subnormal quantum.
+
+    At a power of two it is the spacing above. Shape of ``x``; float64; NaN and inf give the
+    spacing of the largest binade.
+    """
+    # The exponent field of a float64 is floor(log2 |x|) + 1023 (0 for float64 subnormals, which
+    # lie below every format's emin but fp64's own).
+    exponent = (x.contiguous().view(torch.int64) >> 52) & 0x7FF
+    exponent = exponent.clamp(min=fmt.min_exponent + 1023, max=2046)
+    field = exponent - (fmt.precision - 1)
+    if fmt.min_exponent - fmt.precision + 1 < -1022:  # fp64: the quantum itself is subnormal
+        return torch.ldexp(torch.ones_like(x), field - 1023)
+    return (field << 52).view(torch.float64)
+
+
+def half_ulp(x: Tensor, fmt: Format) -> Tensor:
+    """Largest error of rounding to nearest at magnitude |x|; non-decreasing in |x|."""
+    return 0.5 * ulp(x, fmt)
+
+
+def round_nearest(x: Tensor, fmt: Format) -> Tensor:
+    """Round float64 ``x`` to nearest, ties to even, into ``fmt``.
+
+    Past the largest finite value the result is inf, or the largest finite value where the format
+    saturates. NaN stays NaN.
+    """
+    if fmt is FP64:
+        return x
+    spacing = ulp(x, fmt)
+    return _limit(torch.round(x / spacing) * spacing, x, fmt)
+
+
+def round_toward_zero(x: Tensor, fmt: Format) -> Tensor:
+    """Truncate float64 ``x`` into ``fmt``; a finite value never becomes infinite."""
+    if fmt is FP64:
+        return x
+    spacing = ulp(x, fmt)
+    truncated = torch.trunc(x / spacing) * spacing
+    truncated = truncated.clamp(-fmt.max_finite, fmt.max_finite)
+    return torch.where(torch.isinf(x) & (not fmt.saturates), x, truncated)
+
+
+def _limit(rounded: Tensor, x: Tensor, fmt: Format) -> Tensor:
+    over = rounded.abs() > fmt.max_finite
+    limit = torch.full_like(x, fmt.max_finite if fmt.saturates else torch.inf)
+    return torch.where(over, torch.copysign(limit, x), rounded)
+
+
+def is_representable(x: Tensor, fmt: Format) -> Tensor:
+    """True where float64 ``x`` is a value of ``fmt`` (NaN counts as one)."""
+    return (round_nearest(x, fmt) == x) | torch.isnan(x)

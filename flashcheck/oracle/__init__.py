@@ -1,0 +1,1 @@
+"""References that can be trusted; every rung returns the same quantities."""
