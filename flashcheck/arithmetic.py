@@ -226,6 +226,7 @@ class Machine:
         division_error: relative error of dividing by the row sum (a reciprocal and a product included).
         log_absolute, log_relative: error of the natural logarithm: the larger of the two applies.
         tanh_error: absolute error of tanh.
+        fused_multiply_add: a * b - c in the exponent is rounded once.
     """
 
     name: str
@@ -237,6 +238,7 @@ class Machine:
     log_absolute: float = 2.0**-23
     log_relative: float = 2.0 * 2.0**-23
     tanh_error: float = 2.0 * 2.0**-24
+    fused_multiply_add: bool = False
 
     def accumulator(self, operand_format: Format) -> Accumulator:
         """The unit that multiplies operands of this format."""
@@ -278,6 +280,7 @@ HOPPER = Machine(
     log_absolute=2.0**-21,
     log_relative=3.5 * 2.0**-23,
     tanh_error=2.0**-11,
+    fused_multiply_add=True,
 )
 """H100/H200: wgmma truncates its sums (design facts; MMA-Sim), special functions from the PTX ISA."""
 
