@@ -21,6 +21,8 @@ correct to one ulp and keeps subnormals.
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -281,17 +283,23 @@ def _quicken_launches() -> None:
     """Patch triton.language once a launch instead of once a device-function call; keep numpy quiet.
 
     The interpreter walks all of triton.language whenever a kernel calls a helper, and ``tl.max`` and
-    ``tl.sum`` are helpers, so that this walk takes most of a kernel's time. A GPU overflows and makes
-    NaN without a warning, and so does a launch here.
+    ``tl.sum`` are helpers, so that this walk takes most of a kernel's time; half of the rest is a check
+    of every integer operation for overflow, which compiled kernels make only in debug mode. A GPU
+    overflows and makes NaN without a warning, and so does a launch here.
     """
     from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
     launch: dict[str, Any] = {"depth": 0, "patched": set()}
 
     def execute(original, self, *args, **kwargs):
         launch["depth"] += 1
         try:
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"), warnings.catch_warnings():
+                # nanmax says so when a whole row is NaN.
+                warnings.simplefilter("ignore", RuntimeWarning)
                 return original(self, *args, **kwargs)
         finally:
             launch["depth"] -= 1
