@@ -56,6 +56,11 @@ class Arithmetic:
         rescale_threshold: log2 growth of the running maximum below which rescaling is skipped.
         splits: partial results that are merged at the end (split keys); 1: none.
         atomic_dq: dQ is summed by atomics, so its order differs from run to run.
+        grad_accumulator_format: dQ is rounded into this format after every key tile, dK and dV after
+            every query tile (None: they are summed in fp32 and rounded once).
+        block_queries: queries per tile in the backward; None where unknown.
+        group_grad_format: under grouped heads, the dK and dV of each query head are rounded into this
+            format before they are summed over the group (None: the sum is taken in fp32).
     """
 
     input_format: Format
@@ -77,6 +82,9 @@ class Arithmetic:
     rescale_threshold: float = 0.0
     splits: int = 1
     atomic_dq: bool = False
+    grad_accumulator_format: Format | None = None
+    block_queries: int | None = None
+    group_grad_format: Format | None = None
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -87,8 +95,10 @@ class Arithmetic:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ArgumentError(f"Arithmetic.{name}", value, "a positive finite number")
-        if self.block_keys is not None and self.block_keys < 1:
-            raise ArgumentError("Arithmetic.block_keys", self.block_keys, "a positive integer or None")
+        for name in ("block_keys", "block_queries"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ArgumentError(f"Arithmetic.{name}", value, "a positive integer or None")
         if self.scale_roundings < 0:
             raise ArgumentError("Arithmetic.scale_roundings", self.scale_roundings, "an integer >= 0")
         if self.splits < 1:
@@ -226,6 +236,7 @@ class Machine:
         division_error: relative error of dividing by the row sum (a reciprocal and a product included).
         log_absolute, log_relative: error of the natural logarithm: the larger of the two applies.
         tanh_error: absolute error of tanh.
+        fused_multiply_add: a * b - c in the exponent is rounded once.
     """
 
     name: str
@@ -237,6 +248,7 @@ class Machine:
     log_absolute: float = 2.0**-23
     log_relative: float = 2.0 * 2.0**-23
     tanh_error: float = 2.0 * 2.0**-24
+    fused_multiply_add: bool = False
 
     def accumulator(self, operand_format: Format) -> Accumulator:
         """The unit that multiplies operands of this format."""
@@ -278,6 +290,7 @@ HOPPER = Machine(
     log_absolute=2.0**-21,
     log_relative=3.5 * 2.0**-23,
     tanh_error=2.0**-11,
+    fused_multiply_add=True,
 )
 """H100/H200: wgmma truncates its sums (design facts; MMA-Sim), special functions from the PTX ISA."""
 

@@ -44,6 +44,8 @@ class Capabilities:
         isolates_nonfinite: NaN and inf in visible data reach the rows that see them and no other.
         deterministic: bitwise the same result each time.
         devices: device types it runs on.
+        not_together: pairs of features that the kernel does not take in one call: names of options,
+            or ``"nonpositive_scale"`` (a scale that is zero or negative).
     """
 
     dtypes: tuple[str, ...] = ("fp16", "bf16", "fp32")
@@ -61,6 +63,7 @@ class Capabilities:
     isolates_nonfinite: bool = True
     deterministic: bool = True
     devices: tuple[str, ...] = ("cpu", "cuda")
+    not_together: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for name in self.dtypes:
@@ -68,6 +71,10 @@ class Capabilities:
         for name in self.options:
             if name not in OPTIONS:
                 raise UnknownNameError("capabilities option", name, OPTIONS)
+        for pair in self.not_together:
+            for name in pair:
+                if name not in (*OPTIONS, "nonpositive_scale"):
+                    raise UnknownNameError("capabilities not_together", name, (*OPTIONS, "nonpositive_scale"))
         low, high = self.head_dim
         if not 1 <= low <= high:
             raise ArgumentError("capabilities head_dim", self.head_dim, "1 <= smallest <= largest")
@@ -92,6 +99,10 @@ class Capabilities:
             return "Nq != Nk is not declared"
         if problem.num_keys == 0 and not self.zero_length:
             return "zero keys are not declared"
+        features = {*problem.options(), *(["nonpositive_scale"] if problem.effective_scale <= 0 else [])}
+        for first, second in self.not_together:
+            if first in features and second in features:
+                return f"{first} together with {second} is not declared"
         return None
 
     def describe(self) -> dict[str, object]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flashcheck.formats import Format, round_nearest
 
-_EVALUATION = 1.0 + 1e-9  # the bounds are themselves evaluated in float64: THEORY.md section 2.5
+_EVALUATION = 1.0 + 2.0**-26  # the bounds are themselves evaluated in float64: THEORY.md section 2.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +19,14 @@ class Interval:
     Attributes:
         exact: the oracle's value.
         lower, upper: ends; infinite where the arithmetic may overflow.
-        may_be_nan: elements whose computation may legally be NaN (an intermediate overflow).
+        may_overflow: elements whose computation may leave the range of fp32 on the way; for them NaN and
+            infinities are accepted too, never another finite number (contract, point 7).
     """
 
     exact: Tensor
     lower: Tensor
     upper: Tensor
-    may_be_nan: Tensor
+    may_overflow: Tensor
 
     @property
     def bound(self) -> Tensor:
@@ -37,11 +38,11 @@ class Interval:
     def margin(self, got: Tensor) -> Tensor:
         """|got - exact| / bound per element, above 1 exactly where ``got`` is rejected.
 
-        A value inside the interval has margin at most 1; NaN where NaN is not accepted, an infinity
-        outside the interval and any difference where the bound is 0 have margin inf.
+        A value inside the interval has margin at most 1. NaN or an infinity that is not accepted, and any
+        difference where the bound is 0, have margin inf.
         """
         got = got.to(torch.float64)
-        same = (got == self.exact) | (torch.isnan(got) & self.may_be_nan)
+        same = (got == self.exact) | (~torch.isfinite(got) & self.may_overflow)
         inside = (got >= self.lower) & (got <= self.upper)
         ratio = (got - self.exact).abs() / self.bound
         ratio = torch.where(torch.isinf(self.bound), 0.0, ratio)
@@ -49,7 +50,9 @@ class Interval:
         return torch.where(same, 0.0, torch.where(inside, ratio.clamp(max=1.0), outside))
 
 
-def rounded_interval(exact: Tensor, error: Tensor, fmt: Format, may_be_nan: Tensor | None = None) -> Interval:
+def rounded_interval(
+    exact: Tensor, error: Tensor, fmt: Format, may_overflow: Tensor | None = None
+) -> Interval:
     """What rounding to nearest into ``fmt`` makes of [exact - error, exact + error].
 
     Rounding is monotone, so the ends of the interval round to the ends of the accepted set; this is
@@ -61,5 +64,5 @@ def rounded_interval(exact: Tensor, error: Tensor, fmt: Format, may_be_nan: Tens
     upper = torch.where(unlimited, torch.inf, round_nearest(exact + error, fmt))
     lower = torch.where(torch.isinf(exact), exact, lower)
     upper = torch.where(torch.isinf(exact), exact, upper)
-    nan_ok = unlimited if may_be_nan is None else (unlimited | may_be_nan)
-    return Interval(exact, lower, upper, nan_ok)
+    overflow = unlimited if may_overflow is None else (unlimited | may_overflow)
+    return Interval(exact, lower, upper, overflow)

@@ -17,11 +17,14 @@ class TensorBound:
         interval: the worst-case acceptance interval (tier A).
         predicted_rms: predicted root mean square of (stored - exact) per element; same shape.
         predictable: boolean, same shape: elements where the prediction's assumptions hold.
+        prediction_gates: the prediction is sharp enough to reject by (THEORY.md section 5); otherwise
+            the ratio measured / predicted is reported only.
     """
 
     interval: Interval
     predicted_rms: Tensor
     predictable: Tensor
+    prediction_gates: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,43 @@
+"""Constants and total functions that every bound uses (THEORY.md section 2)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+FP32_MAX = float(torch.finfo(torch.float32).max)
+UNIT = 2.0**-24 * (1.0 + 2.0**-20)
+"""u of fp32, with room for the second-order terms of up to 2^4 factors (1 + u)."""
+
+SMALLEST_FP32 = 2.0**-149
+SMALLEST_NORMAL_FP32 = 2.0**-126
+
+ORACLE_SHARE = 1.0 + 2.0**-26
+"""Factor on every score error: it pays for the float64 oracle, whose error has the same form with
+2^-53 in the place of 2^-24 (THEORY.md section 2.5)."""
+
+_CLIP = 700.0  # exp(700) is finite in float64; an error of e^700 is "anything" for every format
+
+
+def exp_clipped(x: Tensor) -> Tensor:
+    """exp(min(x, 700))."""
+    return torch.exp(x.clamp(max=_CLIP))
+
+
+def expm1_clipped(x: Tensor) -> Tensor:
+    """expm1(min(x, 700)); 0 for x = 0, so exact inputs stay exact."""
+    return torch.expm1(x.clamp(max=_CLIP))
+
+
+def weighted_growth(log_weight: Tensor, error: Tensor) -> Tensor:
+    """exp(log_weight) * (exp(error) - 1) without losing weights that underflow or errors that overflow."""
+    small = torch.exp(log_weight) * expm1_clipped(error)
+    large = exp_clipped(log_weight + error)
+    return torch.where(error < 1.0, small, large)
+
+
+def is_power_of_two(x: float) -> bool:
+    """True for 2^k: multiplying by it rounds nothing (underflow apart)."""
+    return math.frexp(x)[0] == 0.5

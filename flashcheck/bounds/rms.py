@@ -1,0 +1,160 @@
+"""Predicted rms error per element of the forward pass: THEORY.md section 5."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
+from flashcheck.bounds.numbers import UNIT
+from flashcheck.bounds.rows import SoftmaxRows
+from flashcheck.bounds.weights import WeightErrors
+from flashcheck.formats import Format, half_ulp, round_nearest
+from flashcheck.problem import Problem
+
+ROUNDING_RMS = 0.4247
+"""rms of the relative error of rounding to nearest, in units of u, for a log-uniform significand."""
+
+LARGEST_LINEAR = 2.0**-6
+"""First-order predictions hold while log-weight errors stay below this."""
+
+
+def first_order(p: Tensor, relative: Tensor) -> Tensor:
+    """(B, H, Nq, 1): rows in which every weight that matters has a small error."""
+    if not p.shape[-1]:
+        return torch.zeros(*p.shape[:-1], 1, dtype=torch.bool)
+    worst = torch.where(p > 1e-12, relative, 0.0).amax(-1, keepdim=True)
+    return worst < LARGEST_LINEAR
+
+
+def forward_sigma(
+    problem: Problem,
+    rows: SoftmaxRows,
+    weights: WeightErrors,
+    arithmetic: Arithmetic,
+    machine: Machine,
+) -> tuple[Tensor, Tensor]:
+    """Standard deviations of out (B, H, Nq, dv) and lse (B, H, Nq, 1) before they are rounded."""
+    values, out, p = rows.values, rows.out, rows.p
+    num_keys = values.shape[-2]
+    if num_keys == 0:
+        return torch.zeros_like(out), torch.zeros_like(rows.lse)
+    rounding = _probability_variance(rows, weights, arithmetic)
+    scores = p.square() * _score_variance(problem, rows, weights, arithmetic, machine)
+    square = values.square()
+    if arithmetic.row_sum == "rounded":
+        variance = _centred(rounding + scores, values, square, out)
+    else:
+        variance = rounding @ square + _centred(scores, values, square, out)
+    unit = machine.accumulator(arithmetic.product_format or arithmetic.probability_format)
+    variance = variance + _accumulation(unit, num_keys, out, p.square() @ square)
+    variance = variance + (0.6 * machine.division_error * out).square()
+    total = scores.sum(-1, keepdim=True) + _accumulation(
+        machine.vector, num_keys, torch.ones(()), torch.ones(())
+    )
+    if arithmetic.row_sum == "rounded":
+        total = total + rounding.sum(-1, keepdim=True)
+    total = total + 3 * (ROUNDING_RMS * UNIT * rows.row_max).square() + (0.25 * machine.log_absolute) ** 2
+    return variance.sqrt(), total.sqrt()
+
+
+def after_rounding(exact: Tensor, sigma: Tensor, fmt: Format) -> Tensor:
+    """sqrt(E[(RN(exact + sigma Z) - exact)^2]) for a standard normal Z; shape of ``exact``.
+
+    Where sigma is below 0.6 spacings the sum runs over the neighbouring stored values (an exactly
+    representable value then has error 0). From there on the rounding is one more independent error:
+    the correction to that is of relative size 2 exp(-2 pi^2 (sigma / spacing)^2) < 0.002.
+    """
+    half = half_ulp(exact, fmt)
+    spacing = 2 * half
+    continuous = sigma.square() + half.square() / 3
+    offset = (round_nearest(exact, fmt) - exact) / spacing
+    spread = (sigma / spacing).clamp(min=1e-300)
+    # Mass of each cell [k - 1/2, k + 1/2] around the nearest stored value, k = -3 .. 3, in spacings.
+    below = torch.zeros_like(exact)
+    discrete = torch.zeros_like(exact)
+    for k in range(-3, 4):
+        edge = (offset + (k + 0.5)) / spread
+        up_to = torch.ones_like(exact) if k == 3 else 0.5 + 0.5 * torch.erf(edge * math.sqrt(0.5))
+        discrete += (up_to - below) * (offset + k).square()
+        below = up_to
+    return (
+        torch.where(sigma < 0.6 * spacing, discrete * spacing.square(), continuous)
+        .sqrt()
+        .nan_to_num(0.0, 0.0)
+    )
+
+
+def _probability_variance(rows: SoftmaxRows, weights: WeightErrors, arithmetic: Arithmetic) -> Tensor:
+    """Variance of rounding P, in shares of the row: known operand, uniform error over one spacing."""
+    fmt, factor = arithmetic.probability_format, arithmetic.probability_scale
+    if fmt.precision >= 24:
+        return torch.zeros_like(rows.p)
+    if arithmetic.normalise == "before_product":
+        weight, share = rows.p, torch.ones(())
+        local = ROUNDING_RMS * UNIT * (rows.lse.abs() + 1) * weight
+    else:
+        reference = rows.row_max if weights.running_max is None else weights.running_max
+        weight = torch.where(rows.visible, torch.exp(rows.scores - reference), 0.0)
+        share = torch.exp(reference - rows.row_max) / rows.row_sum
+        local = ROUNDING_RMS * UNIT * (reference.abs() + rows.row_max - rows.scores) * weight
+    half = half_ulp(factor * weight, fmt) / factor
+    exactly = round_nearest(factor * weight, fmt) == factor * weight
+    variance = torch.where(
+        exactly,
+        torch.minimum(local, half).square(),
+        torch.minimum(weight.square(), half.square() / 3),
+    )
+    return torch.where(rows.visible, variance * share.square(), 0.0)
+
+
+def _score_variance(
+    problem: Problem, rows: SoftmaxRows, weights: WeightErrors, arithmetic: Arithmetic, machine: Machine
+) -> Tensor:
+    """Variance of the logarithm of each weight, (B, H, Nq, n)."""
+    q = problem.q.double().nan_to_num(0.0, 0.0, 0.0).square()
+    k = problem.k.double().nan_to_num(0.0, 0.0, 0.0).square().repeat_interleave(problem.group, 1)
+    scale = problem.effective_scale
+    terms = scale**2 * (q @ k.transpose(-1, -2))
+    if problem.sink is not None:
+        terms = torch.nn.functional.pad(terms, (0, 1))
+    operand = arithmetic.product_format or arithmetic.input_format
+    unit = machine.accumulator(operand)
+    variance = _accumulation(unit, problem.head_dim, rows.scores, terms)
+    gap = rows.row_max - rows.scores
+    variance = variance + 0.36 * (UNIT * gap).square() + (weights.exp_error / 1.73) ** 2
+    if arithmetic.scale_placement == "operands":
+        variance = variance + 2 * (ROUNDING_RMS * UNIT) ** 2 * terms
+    if arithmetic.scale_placement == "scores" or not machine.fused_multiply_add:
+        variance = variance + (ROUNDING_RMS * UNIT * rows.scores).square()
+    if arithmetic.score_format is not None and scale:
+        stored = (rows.scores / scale).abs() * arithmetic.score_scale
+        half = half_ulp(stored, arithmetic.score_format) / arithmetic.score_scale
+        variance = variance + (scale * half).square() / 3
+    return torch.where(rows.visible, variance, 0.0)
+
+
+def _accumulation(unit: Accumulator, terms: int, total: Tensor, squares: Tensor) -> Tensor:
+    """Variance (and bias squared) of summing ``terms`` products to ``total``; ``squares``: sum of squares.
+
+    A sequential sum passes through partial sums S_k with E S_k^2 = (k/n)^2 S^2 + (k/n) Q; each is
+    rounded once per step of the unit. Sums that are split over lanes err less: this is the upper end.
+    """
+    steps = -(-terms // unit.block)
+    partial = steps * (total.square() / 3 + squares / 2)
+    if unit.rounding == "nearest":
+        variance = (ROUNDING_RMS * unit.step_error) ** 2 * partial
+    else:
+        variance = 0.25 * (ROUNDING_RMS * unit.step_error) ** 2 * partial
+        variance = variance + (0.36 * unit.step_error * steps * total / 2).square()
+    if unit.fraction_bits is not None:
+        variance = variance + (0.25 * 2.0**-unit.fraction_bits) ** 2 * (4 * squares + partial)
+    return variance
+
+
+def _centred(weight: Tensor, values: Tensor, square: Tensor, out: Tensor) -> Tensor:
+    """sum_j W_ij (v_jd - O_id)^2."""
+    total = weight.sum(-1, keepdim=True)
+    return (weight @ square - 2 * out * (weight @ values) + out.square() * total).clamp(min=0.0)

@@ -1,0 +1,80 @@
+"""Tile sizes, warps and pipeline stages: one static table, nothing tuned at import.
+
+Keyed by architecture, element size in bytes and padded head dim. ``interpreter`` has its own rule: a
+tile step costs about the same whatever its size there, so long problems get large tiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from kernels.interpreter import interpreted
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A launch configuration; ``block_m`` counts queries, ``block_n`` keys."""
+
+    block_m: int
+    block_n: int
+    num_warps: int = 4
+    num_stages: int = 2
+
+
+# (architecture, element bytes) -> largest padded head dim -> tile. The entries of sm90 are the shapes that
+# fit two or more programs on a multiprocessor where possible; fp32 runs without tensor cores (IEEE).
+_FORWARD: dict[tuple[str, int], dict[int, Tile]] = {
+    ("sm90", 2): {
+        32: Tile(128, 64, 4, 3),
+        64: Tile(128, 64, 4, 3),
+        128: Tile(128, 64, 8, 2),
+        256: Tile(128, 64, 8, 2),
+    },
+    ("sm90", 4): {
+        32: Tile(64, 64, 4, 2),
+        64: Tile(64, 32, 4, 2),
+        128: Tile(32, 32, 4, 2),
+        256: Tile(32, 32, 8, 1),
+    },
+}
+_SMALL_SHARED_MEMORY: dict[int, dict[int, Tile]] = {
+    2: {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 2), 256: Tile(64, 32, 4, 1)},
+    4: {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1), 256: Tile(16, 16, 4, 1)},
+}
+
+
+def padded(dim: int) -> int:
+    """Power of two that holds ``dim``, 16 at least: what tl.arange and the matrix units accept."""
+    return max(16, 1 << (dim - 1).bit_length())
+
+
+@cache
+def architecture(device_type: str) -> str:
+    """``interpreter``, or ``sm90`` and the like for the current CUDA device."""
+    if device_type != "cuda" or interpreted():
+        return "interpreter"
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm{major}{minor}"
+
+
+def forward_tile(
+    device_type: str, element_bytes: int, head_dim: int, value_dim: int, num_queries: int, num_keys: int
+) -> Tile:
+    """The forward's tile for a problem; the same call answers what a kernel declares about itself."""
+    arch = architecture(device_type)
+    if arch == "interpreter":
+        return Tile(_interpreter_side(num_queries), _interpreter_side(num_keys))
+    by_dim = _FORWARD.get((arch, element_bytes), _SMALL_SHARED_MEMORY[element_bytes])
+    return by_dim[
+        next(limit for limit in sorted(by_dim) if max(padded(head_dim), padded(value_dim)) <= limit)
+    ]
+
+
+def _interpreter_side(length: int) -> int:
+    """16 to 128, such that anything past 16 takes several tiles only when it is long."""
+    if length <= 64:
+        return max(16, 1 << max(length - 1, 1).bit_length())
+    return 64 if length <= 256 else 128

@@ -1,0 +1,162 @@
+"""What torch's CPU back ends do, as far as their declarations rest on it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashcheck.errors import ArgumentError
+from flashcheck.kernel import Kernel
+from flashcheck.loading import load
+from flashcheck.problem import Problem
+
+KERNELS = ("torch.sdpa.flash", "torch.sdpa.math")
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+TOLERANCE = {"fp16": 1e-2, "bf16": 8e-2, "fp32": 4e-6}
+"""Ordinary accuracy: enough to see that the call means what the contract means, no more."""
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    return load(request.param)
+
+
+def problem_with(dtype: torch.dtype = torch.float32, **options: object) -> Problem:
+    g = torch.Generator().manual_seed(0)
+    q, dout = (torch.randn(2, 4, 37, 16, generator=g).to(dtype) for _ in range(2))
+    k, v = (torch.randn(2, 2, 53, 16, generator=g).to(dtype) for _ in range(2))
+    return Problem(q, k, v, dout=dout, **options)  # type: ignore[arg-type]
+
+
+def dense(p: Problem) -> dict[str, Tensor]:
+    """Outputs and gradients in float64, from the definition."""
+    k, v = (x.double().repeat_interleave(p.group, 1) for x in (p.k, p.v))
+    scores = p.q.double() @ k.mT * p.effective_scale
+    if p.bias is not None:
+        scores = scores + p.bias.double()
+    scores = scores.masked_fill(~p.visible(), -torch.inf)
+    lse = torch.logsumexp(scores, -1)
+    weights = torch.exp(scores - lse[..., None]).nan_to_num(0.0)
+    out = weights @ v
+    assert p.dout is not None
+    dout = p.dout.double()
+    ds = weights * (dout @ v.mT - (dout * out).sum(-1, keepdim=True))
+    dk, dv = (
+        x.unflatten(1, (p.num_kv_heads, p.group)).sum(2)
+        for x in (ds.mT @ p.q.double() * p.effective_scale, weights.mT @ dout)
+    )
+    return {"out": out, "lse": lse, "dq": ds @ k * p.effective_scale, "dk": dk, "dv": dv, "dbias": ds}
+
+
+def options(name: str) -> dict[str, object]:
+    g = torch.Generator().manual_seed(1)
+    mask = torch.rand(2, 1, 37, 53, generator=g) > 0.5
+    mask[..., 0] = True
+    bias = torch.randn(1, 4, 1, 53, generator=g).half().float()
+    table: dict[str, dict[str, object]] = {
+        "plain": {},
+        "causal": {"causal": "top_left"},
+        "mask": {"mask": mask},
+        "bias": {"bias": bias},
+        "mask, bias and causal": {"mask": mask, "bias": bias, "causal": "top_left"},
+        "negative scale": {"scale": -0.3},
+        "zero scale": {"scale": 0.0},
+    }
+    return table[name]
+
+
+CASES = ("plain", "causal", "mask", "bias", "mask, bias and causal", "negative scale", "zero scale")
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("fmt", DTYPES)
+def test_means_what_the_contract_means(kernel: Kernel, fmt: str, case: str) -> None:
+    p = problem_with(DTYPES[fmt], **options(case))
+    assert kernel.capabilities.refuses(p) is None
+    want = dense(p)
+    result = kernel.forward(p)
+    got = {"out": result.out}
+    if kernel.capabilities.lse:
+        assert result.lse is not None
+        got["lse"] = result.lse
+    assert kernel.backward is not None
+    lse = result.lse if result.lse is not None else want["lse"].float()
+    got |= {n: g for n, g in kernel.backward(p, result.out, lse).items() if n != "dbias"}
+    for name, value in got.items():
+        assert (value.double() - want[name]).abs().max() < TOLERANCE[fmt], name
+
+
+def test_math_gives_the_gradient_of_a_broadcast_bias() -> None:
+    p = problem_with(bias=options("bias")["bias"])
+    kernel = load("torch.sdpa.math")
+    assert kernel.backward is not None
+    got = kernel.backward(p, kernel.forward(p).out, torch.empty(0))["dbias"]
+    torch.testing.assert_close(got.double(), dense(p)["dbias"].sum((0, 2), keepdim=True), atol=1e-5, rtol=0)
+
+
+def test_flash_lse_of_an_empty_row_is_zero_so_empty_rows_are_not_declared() -> None:
+    mask = torch.ones(1, 1, 37, 53, dtype=torch.bool)
+    mask[..., 5, :] = False
+    kernel = load("torch.sdpa.flash")
+    result = kernel.forward(problem_with(mask=mask))
+    assert result.lse is not None
+    assert (result.out[:, :, 5] == 0).all()
+    assert (result.lse[:, :, 5] == 0).all()
+    assert not kernel.capabilities.empty_rows
+
+
+def test_math_handles_empty_rows_and_no_keys() -> None:
+    kernel = load("torch.sdpa.math")
+    mask = torch.ones(1, 1, 37, 53, dtype=torch.bool)
+    mask[..., 5, :] = False
+    assert (kernel.forward(problem_with(mask=mask)).out[:, :, 5] == 0).all()
+    p = problem_with()
+    empty = Problem(p.q, p.k[:, :, :0], p.v[:, :, :0])
+    assert (kernel.forward(empty).out == 0).all()
+    assert kernel.capabilities.refuses(empty) is None
+
+
+def test_flash_refuses_what_would_kill_or_mislead_the_operator() -> None:
+    kernel = load("torch.sdpa.flash")
+    p = problem_with()
+    no_keys = Problem(p.q, p.k[:, :, :0], p.v[:, :, :0])
+    strided = Problem(p.q.mT.contiguous().mT, p.k, p.v)
+    narrow = Problem(p.q, p.k, p.v[..., :8])
+    for bad, name in ((no_keys, "k.shape"), (strided, "q.stride"), (narrow, "v.shape")):
+        with pytest.raises(ArgumentError, match=name.replace(".", r"\.")):
+            kernel.forward(bad)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0])
+def test_flash_causal_with_a_nonpositive_scale_is_nan_and_not_declared(scale: float) -> None:
+    kernel = load("torch.sdpa.flash")
+    p = problem_with(causal="top_left", scale=scale)
+    assert torch.isnan(kernel.forward(p).out[:, :, 0]).all()
+    assert kernel.capabilities.refuses(p) == "causal together with nonpositive_scale is not declared"
+
+
+@pytest.mark.parametrize("fmt", ["fp16", "bf16"])
+@pytest.mark.parametrize("num_queries", [32, 100, 200])
+def test_flash_backward_rounds_dv_after_every_query_tile(fmt: str, num_queries: int) -> None:
+    """The declared query tile and accumulator format predict every bit of dV."""
+    dtype = DTYPES[fmt]
+    g = torch.Generator().manual_seed(num_queries)
+    q, dout = (torch.randn(1, 1, num_queries, 16, generator=g).to(dtype) for _ in range(2))
+    k, v = (torch.randn(1, 1, 24, 16, generator=g).to(dtype) for _ in range(2))
+    p = Problem(q, k, v, dout=dout)
+    kernel = load("torch.sdpa.flash")
+    result = kernel.forward(p)
+    assert kernel.backward is not None
+    assert result.lse is not None
+    declared = kernel.arithmetic(p)
+    assert declared.grad_accumulator_format is not None
+    assert declared.block_queries is not None
+    weights = torch.exp(q.double() @ k.double().mT / 4 - result.lse.double()[..., None])
+    rounded = weights.float().to(dtype).double()
+    total = torch.zeros_like(v)
+    for start in range(0, num_queries, declared.block_queries):
+        rows = slice(start, start + declared.block_queries)
+        total = (total.double() + rounded[..., rows, :].mT @ dout[..., rows, :].double()).to(dtype)
+    wrong = (kernel.backward(p, result.out, result.lse)["dv"] != total).float().mean()
+    assert wrong < 0.02  # fp32 sums differ from float64 ones in a few ties
