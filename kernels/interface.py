@@ -94,9 +94,8 @@ def arithmetic(
         "block_keys": tile.block_n,
         "order": "ascending",
         "row_sum": "unrounded",
-        "exp_form": "fma",
-        "rescale": "every_tile",
-        "scale_constant_roundings": 1,
+        "scale_placement": "exponent_fma",
+        "scale_roundings": 1,
     }
 
 
@@ -120,6 +119,7 @@ flash_attention.__flashcheck__ = {  # type: ignore[attr-defined]
         "gqa": True,
         "lse": True,
         "empty_rows": True,
+        "zero_length": True,
         "any_strides": True,
         "devices": ["cuda", "cpu"] if interpreter.interpreted() else ["cuda"],
         "deterministic": True,
