@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kernels import interpreter
-from kernels.forward import launch_forward
+from kernels.forward_kernel import launch_forward
 from kernels.options import check_tensors, parse_options
 from kernels.tuning import forward_tile
 
