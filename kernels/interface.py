@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kernels import interpreter
-from kernels.forward import launch_forward
+from kernels.forward_kernel import launch_forward
 from kernels.options import check_tensors, parse_options
 from kernels.tuning import forward_tile
 
@@ -94,9 +94,8 @@ def arithmetic(
         "block_keys": tile.block_n,
         "order": "ascending",
         "row_sum": "unrounded",
-        "exp_form": "fma",
-        "rescale": "every_tile",
-        "scale_constant_roundings": 1,
+        "scale_placement": "exponent_fma",
+        "scale_roundings": 1,
     }
 
 
@@ -120,6 +119,7 @@ flash_attention.__flashcheck__ = {  # type: ignore[attr-defined]
         "gqa": True,
         "lse": True,
         "empty_rows": True,
+        "zero_length": True,
         "any_strides": True,
         "devices": ["cuda", "cpu"] if interpreter.interpreted() else ["cuda"],
         "deterministic": True,

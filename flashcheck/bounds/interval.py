@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashcheck.formats import Format, round_nearest
+from flashcheck.formats import Format, half_ulp, round_nearest
 
 _EVALUATION = 1.0 + 2.0**-26  # the bounds are themselves evaluated in float64: THEORY.md section 2.5
 
@@ -18,15 +18,19 @@ class Interval:
 
     Attributes:
         exact: the oracle's value.
+        error: proved limit on |unrounded result - exact|, before the output is rounded; may be inf.
         lower, upper: ends; infinite where the arithmetic may overflow.
         may_overflow: elements whose computation may leave the range of fp32 on the way; for them NaN and
             infinities are accepted too, never another finite number (contract, point 7).
+        fmt: the output format.
     """
 
     exact: Tensor
+    error: Tensor
     lower: Tensor
     upper: Tensor
     may_overflow: Tensor
+    fmt: Format
 
     @property
     def bound(self) -> Tensor:
@@ -35,19 +39,32 @@ class Interval:
             nan=0.0, posinf=torch.inf
         )
 
-    def margin(self, got: Tensor) -> Tensor:
-        """|got - exact| / bound per element, above 1 exactly where ``got`` is rejected.
-
-        A value inside the interval has margin at most 1. NaN or an infinity that is not accepted, and any
-        difference where the bound is 0, have margin inf.
-        """
+    def accepts(self, got: Tensor) -> Tensor:
+        """True where the declared arithmetic can have stored ``got``."""
         got = got.to(torch.float64)
         same = (got == self.exact) | (~torch.isfinite(got) & self.may_overflow)
-        inside = (got >= self.lower) & (got <= self.upper)
-        ratio = (got - self.exact).abs() / self.bound
-        ratio = torch.where(torch.isinf(self.bound), 0.0, ratio)
+        return same | ((got >= self.lower) & (got <= self.upper))
+
+    def margin(self, got: Tensor) -> Tensor:
+        """Share of the proved error that ``got`` needs, per element; above 1 exactly where rejected.
+
+        The least |x - exact| among all x that round to ``got``, divided by ``error``: the final
+        rounding is exact arithmetic and is not counted against the kernel. 0 means correctly rounded.
+        NaN or an infinity that is not accepted, and any difference where no error is allowed: inf.
+        """
+        got = got.to(torch.float64)
+        need = (got - self.exact).abs() - _half_cell(got, self.exact, self.fmt)
+        ratio = need.clamp(min=0.0) / self.error
+        ratio = torch.where(torch.isinf(self.error) | (need <= 0), 0.0, ratio)
         outside = torch.where(torch.isfinite(ratio), ratio.clamp(min=1.0 + 2.0**-20), torch.inf)
-        return torch.where(same, 0.0, torch.where(inside, ratio.clamp(max=1.0), outside))
+        inside = torch.where(torch.isfinite(ratio), ratio.clamp(max=1.0), 0.0)
+        return torch.where(self.accepts(got), inside, outside)
+
+
+def _half_cell(got: Tensor, exact: Tensor, fmt: Format) -> Tensor:
+    """Distance from ``got`` to the end, on the side of ``exact``, of the numbers that round to it."""
+    toward = torch.where(exact.abs() < got.abs(), got * (1 - 2.0**-40), got)
+    return half_ulp(toward.nan_to_num(0.0), fmt)
 
 
 def rounded_interval(
@@ -58,11 +75,11 @@ def rounded_interval(
     Rounding is monotone, so the ends of the interval round to the ends of the accepted set; this is
     tighter than adding half an ulp (THEORY.md section 2.5). ``error`` may be inf.
     """
-    error = error * _EVALUATION + 1e-14 * exact.abs()
+    error = error * _EVALUATION + 1e-14 * exact.abs().nan_to_num(0.0, 0.0)
     unlimited = ~torch.isfinite(error)
     lower = torch.where(unlimited, -torch.inf, round_nearest(exact - error, fmt))
     upper = torch.where(unlimited, torch.inf, round_nearest(exact + error, fmt))
     lower = torch.where(torch.isinf(exact), exact, lower)
     upper = torch.where(torch.isinf(exact), exact, upper)
     overflow = unlimited if may_overflow is None else (unlimited | may_overflow)
-    return Interval(exact, lower, upper, overflow)
+    return Interval(exact, error, lower, upper, overflow, fmt)

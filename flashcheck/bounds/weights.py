@@ -83,7 +83,6 @@ def weight_errors(
     # [W6] The key that the kernel takes for the maximum weighs exp2(rho), |rho| <= 2 u |m|.
     least = torch.exp(-(2 * UNIT * size + exp_error).clamp(max=700.0))
     total = torch.exp(rows.log_p - kernel).sum(-1, keepdim=True) * rows.row_sum
-    fused = fma and machine.fused_multiply_add
     return WeightErrors(
         own_max=own_max,
         relative=relative,
@@ -95,7 +94,7 @@ def weight_errors(
         exp_error=exp_error,
         flush=flush,
         denominator=torch.maximum(total, least),
-        overflow=(4 * UNIT * size > 80.0) & fused,
+        overflow=(4 * UNIT * size > 80.0) & fma,
     )
 
 
