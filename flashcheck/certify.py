@@ -153,7 +153,9 @@ def certify(
             if outcome.judge_faults:
                 break
             if max_seconds is not None and time.perf_counter() - started > max_seconds:
-                outcome.stopped = f"time limit of {max_seconds:g} s after {number} of {len(plan.cases)} problems"
+                outcome.stopped = (
+                    f"time limit of {max_seconds:g} s after {number} of {len(plan.cases)} problems"
+                )
                 break
             _judge_case(kernel, case, device, outcome, failures, seen)
             on_progress(Progress(number + 1, len(plan.cases), case, len(failures)))
@@ -235,5 +237,3 @@ def _note_missing(kernel: Kernel, outcome: Outcome, seen: dict[str, set[str]]) -
             outcome.missing[dtype] = ("the whole dtype",)
         elif missing := tuple(label for label in owed if label not in seen[dtype]):
             outcome.missing[dtype] = missing
-
-

@@ -61,7 +61,8 @@ def certify(
         list[str] | None, typer.Option(help="Only this dtype; repeat for more.", rich_help_panel=PLAN)
     ] = None,
     max_cases: Annotated[
-        int | None, typer.Option(min=1, help="Problems per dtype, in place of the level's.", rich_help_panel=PLAN)
+        int | None,
+        typer.Option(min=1, help="Problems per dtype, in place of the level's.", rich_help_panel=PLAN),
     ] = None,
     max_time: Annotated[
         str | None, typer.Option(help="Stop after this long: 90s, 10m.", rich_help_panel=PLAN)
@@ -69,9 +70,7 @@ def certify(
     seed: Annotated[
         int | None, typer.Option(help="Of all random draws; fixed by default.", rich_help_panel=REPRODUCE)
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda[:N].", rich_help_panel=DEVICES)
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda[:N].", rich_help_panel=DEVICES)] = None,
     out: Annotated[
         Path | None, typer.Option(help="The certificate's file.", dir_okay=False, rich_help_panel=OUTPUT)
     ] = None,

@@ -41,5 +41,7 @@ def choose_device(asked: str | None, kernel: Kernel) -> str:
     kind = asked.partition(":")[0]
     if kind not in usable:
         legal = ", ".join(usable) or "no device that is present"
-        raise ArgumentError("--device", asked, f"one that {kernel.name} declares and that is present: {legal}")
+        raise ArgumentError(
+            "--device", asked, f"one that {kernel.name} declares and that is present: {legal}"
+        )
     return asked

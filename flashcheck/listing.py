@@ -42,7 +42,9 @@ def _kernels() -> Rows:
             rows.append((name, f"cannot run here: {error}"))
             continue
         options = ", ".join(capabilities.options)
-        rows.append((name, f"{', '.join(capabilities.dtypes)}; {options}; on {', '.join(capabilities.devices)}"))
+        rows.append(
+            (name, f"{', '.join(capabilities.dtypes)}; {options}; on {', '.join(capabilities.devices)}")
+        )
     return [*rows, ("package.module:attribute", "your own: a callable like scaled_dot_product_attention")]
 
 

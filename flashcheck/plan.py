@@ -118,13 +118,13 @@ def _cases(
     return cases[:total], tuple(missing)
 
 
-def _legal(
-    rng: random.Random, capabilities: Capabilities, dtype: str, wishes: Wishes
-) -> ProblemSpec | None:
+def _legal(rng: random.Random, capabilities: Capabilities, dtype: str, wishes: Wishes) -> ProblemSpec | None:
     """A drawn spec that the declaration does not exclude; None after many attempts."""
     for _ in range(_ATTEMPTS):
         spec = draw_spec(rng, capabilities, dtype, rng.randrange(2**31), wishes)
-        if capabilities.refuses(spec.outline()) is None and (capabilities.empty_rows or not spec.leaves_rows()):
+        if capabilities.refuses(spec.outline()) is None and (
+            capabilities.empty_rows or not spec.leaves_rows()
+        ):
             return spec
     return None
 

@@ -179,7 +179,9 @@ def _tensor_part(outcome: Outcome, dtype: str, name: str, summary: TensorSummary
         worst=_element(summary.worst),
         worst_problem=summary.worst_spec.to_json() if summary.worst_spec else None,
         rms_ratio=tally.ratio,
-        rms_standard_error=None if tally.ratio is None else tally.standard_error / (2 * max(tally.ratio, 1e-9)),
+        rms_standard_error=None
+        if tally.ratio is None
+        else tally.standard_error / (2 * max(tally.ratio, 1e-9)),
         rms_judged=summary.rms.judges,
         special_passed=passed,
         special_total=passed + failed,

@@ -54,4 +54,6 @@ class ProgressReport:
             self.bar.update(self.bar.tasks[0].id, completed=event.done, note=note)
         elif not self.quiet and time.monotonic() - self.last >= SECONDS_BETWEEN_LINES:
             self.last = time.monotonic()
-            self.console.print(f"{self.kernel}: {event.done} of {event.total} problems ({note})", highlight=False)
+            self.console.print(
+                f"{self.kernel}: {event.done} of {event.total} problems ({note})", highlight=False
+            )

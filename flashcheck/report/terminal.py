@@ -89,7 +89,9 @@ def tensor_table(tensors: list[TensorPart]) -> Table:
 
 def slack_table(certificate: Certificate) -> Table:
     """Median of bound / |error| per family and dtype, for each tensor."""
-    table = Table(box=None, header_style="bold", pad_edge=False, title="median bound / |error|", title_justify="left")
+    table = Table(
+        box=None, header_style="bold", pad_edge=False, title="median bound / |error|", title_justify="left"
+    )
     columns = [(t.dtype, t.tensor) for t in certificate.tensors]
     table.add_column("values")
     for dtype, tensor in columns:
@@ -97,9 +99,7 @@ def slack_table(certificate: Certificate) -> Table:
     known = {(s.family, s.dtype, s.tensor): s.median_slack for s in certificate.slack}
     for family in sorted({s.family for s in certificate.slack}):
         cells = [known.get((family, dtype, tensor)) for dtype, tensor in columns]
-        table.add_row(
-            family, *("" if x is None else "exact" if math.isinf(x) else f"{x:.3g}" for x in cells)
-        )
+        table.add_row(family, *("" if x is None else "exact" if math.isinf(x) else f"{x:.3g}" for x in cells))
     return table
 
 
@@ -113,7 +113,9 @@ def finding_lines(kernel: str, finding: FindingPart) -> list[Text]:
         place = f"{w.tensor}[{','.join(map(str, w.index))}]"
         error = abs(float.fromhex(w.got) - float.fromhex(w.exact))
         lines.append(
-            Text(f"  {place}: got {w.got}, exact {w.exact}, |error| {error:.3g}, accepted up to {w.bound:.3g}")
+            Text(
+                f"  {place}: got {w.got}, exact {w.exact}, |error| {error:.3g}, accepted up to {w.bound:.3g}"
+            )
         )
     lines += [Text(f"  {line}") for line in finding.evidence]
     if finding.problem:
