@@ -48,15 +48,20 @@ def forward_sigma(
         variance = _centred(rounding + scores, values, square, out)
     else:
         variance = rounding @ square + _centred(scores, values, square, out)
+    drift = p * _score_bias(problem, rows, arithmetic, machine)
+    drift_total = drift.sum(-1, keepdim=True)
+    variance = variance + (drift @ values - out * drift_total).square()
     unit = machine.accumulator(arithmetic.product_format or arithmetic.probability_format)
     variance = variance + _accumulation(unit, num_keys, out, p.square() @ square)
+    variance = variance + _accumulation_bias(unit, num_keys, out).square()
     variance = variance + (0.6 * machine.division_error * out).square()
     total = scores.sum(-1, keepdim=True) + _accumulation(
         machine.vector, num_keys, torch.ones(()), torch.ones(())
     )
     if arithmetic.row_sum == "rounded":
         total = total + rounding.sum(-1, keepdim=True)
-    total = total + 3 * (ROUNDING_RMS * UNIT * rows.row_max).square() + (0.25 * machine.log_absolute) ** 2
+    total = total + drift_total.square() + 3 * (ROUNDING_RMS * UNIT * rows.row_max).square()
+    total = total + (0.25 * machine.log_absolute) ** 2
     return variance.sqrt(), total.sqrt()
 
 
@@ -137,7 +142,7 @@ def _score_variance(
 
 
 def _accumulation(unit: Accumulator, terms: int, total: Tensor, squares: Tensor) -> Tensor:
-    """Variance (and bias squared) of summing ``terms`` products to ``total``; ``squares``: sum of squares.
+    """Variance of summing ``terms`` products to ``total``; ``squares``: sum of squares.
 
     A sequential sum passes through partial sums S_k with E S_k^2 = (k/n)^2 S^2 + (k/n) Q; each is
     rounded once per step of the unit. Sums that are split over lanes err less: this is the upper end.
@@ -148,10 +153,25 @@ def _accumulation(unit: Accumulator, terms: int, total: Tensor, squares: Tensor)
         variance = (ROUNDING_RMS * unit.step_error) ** 2 * partial
     else:
         variance = 0.25 * (ROUNDING_RMS * unit.step_error) ** 2 * partial
-        variance = variance + (0.36 * unit.step_error * steps * total / 2).square()
     if unit.fraction_bits is not None:
         variance = variance + (0.25 * 2.0**-unit.fraction_bits) ** 2 * (4 * squares + partial)
     return variance
+
+
+def _accumulation_bias(unit: Accumulator, terms: int, total: Tensor) -> Tensor:
+    """Mean error of a sum whose partial sums are truncated: 0.36 of a spacing at each, toward zero."""
+    if unit.rounding == "nearest":
+        return torch.zeros_like(total)
+    steps = -(-terms // unit.block)
+    return -0.36 * unit.step_error * (steps + 1) / 2 * total
+
+
+def _score_bias(problem: Problem, rows: SoftmaxRows, arithmetic: Arithmetic, machine: Machine) -> Tensor:
+    """Mean error of each score, (B, H, Nq, n): it moves the scores of a row together, so it does not
+    average out over keys as independent errors do."""
+    unit = machine.accumulator(arithmetic.product_format or arithmetic.input_format)
+    bias = _accumulation_bias(unit, problem.head_dim, rows.scores)
+    return torch.where(rows.visible, bias, 0.0)
 
 
 def _centred(weight: Tensor, values: Tensor, square: Tensor, out: Tensor) -> Tensor:
