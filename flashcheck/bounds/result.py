@@ -33,3 +33,10 @@ class ForwardBound:
 
     out: TensorBound
     lse: TensorBound
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardBound:
+    """Bounds for the gradients by name: dq, dk, dv, and dbias and dsink where the problem has them."""
+
+    tensors: dict[str, TensorBound]
