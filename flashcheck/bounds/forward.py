@@ -168,6 +168,9 @@ def _lse_error(
     )
     growth = weighted_growth(rows.log_p, absolute).sum(-1, keepdim=True)
     moved = torch.log1p(growth)  # [L1]
+    if absolute.shape[-1]:  # log-sum-exp moves by no more than the largest move; the growth is clipped
+        largest = absolute.amax(-1, keepdim=True)
+        moved = torch.where(largest < 500.0, moved, largest)
     if arithmetic.row_sum == "rounded":  # [L2]
         moved = moved - torch.log1p(-probability.error.sum(-1, keepdim=True).clamp(max=0.999))
     sums = machine.vector.gamma(rows.values.shape[-2]) + weights.rescales * UNIT
