@@ -89,6 +89,8 @@ def backward_bound(
     partial_q = scale * ((pairs.ds.abs() + ds_slack) @ k.abs())
     partial_k = scale * ((pairs.ds.abs() + ds_slack).mT @ q.abs())
     partial_v = (pairs.p + p_slack).mT @ dout.abs()
+    if arithmetic.scale_placement == "operands":  # the products take q and k times sqrt(scale), rounded
+        dq, dk = dq + 3 * UNIT * partial_q, dk + 3 * UNIT * partial_k
     dq = dq + _tile_rounding(partial_q, keys, arithmetic.block_keys, arithmetic)
     dk = dk + _tile_rounding(partial_k, problem.num_queries, arithmetic.block_queries, arithmetic)
     dv = dv + _tile_rounding(partial_v, problem.num_queries, arithmetic.block_queries, arithmetic)
@@ -134,6 +136,11 @@ def pair_errors(
     # [B1] No common shift cancels here: P is exp(s - L) with L given.
     shift = 2 * UNIT * stored.abs()
     relative = own + shift + UNIT * ((scores - stored).abs() + own + shift) + exp_error
+    if arithmetic.normalise == "before_product":  # P comes from the forward: its row sum errs as well
+        own_max = own.amax(-1, keepdim=True) if own.shape[-1] else 0.0
+        relative = (
+            relative + own_max + exp_error + machine.vector.gamma(own.shape[-1]) + machine.division_error
+        )
     relative = torch.where(visible, relative, 0.0)
     p = torch.where(visible, exact.probabilities, 0.0)
     log_p = torch.where(visible, scores - stored, -torch.inf)

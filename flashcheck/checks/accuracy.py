@@ -23,6 +23,8 @@ def forward_bound_holds(judged: Judged) -> Record:
     line = judged.problem.describe()
     if where.margin <= 1:
         return Record(name, Status.PASS, margin=where.margin, where=where, problem=line)
-    times = "NaN or inf, or its bound is 0" if where.margin == float("inf") else f"{where.margin:.3g} x its bound"
+    times = (
+        "NaN or inf, or its bound is 0" if where.margin == float("inf") else f"{where.margin:.3g} x its bound"
+    )
     message = f"{where.tensor} is outside its proved bound: {times}"
     return Record(name, Status.FAIL, message, where.margin, where, census(judged, where.tensor), line)

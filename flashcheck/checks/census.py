@@ -14,7 +14,9 @@ def census(judged: Judged, tensor: str) -> tuple[str, ...]:
     exact = judged.bound.out if tensor == "O" else judged.bound.lse
     over = measured.margin > 1
     share = 100.0 * measured.over / max(measured.elements, 1)
-    lines = [f"elements over the bound: {measured.over:,} of {measured.elements:,} ({share:.2g}%), {_where(over)}"]
+    lines = [
+        f"elements over the bound: {measured.over:,} of {measured.elements:,} ({share:.2g}%), {_where(over)}"
+    ]
     got_count, exact_count = _special(measured.got), _special(exact.interval.exact)
     if got_count != exact_count:
         lines.append(f"NaN/inf/zero: got {got_count}, exact {exact_count}")

@@ -117,7 +117,9 @@ def _spread_fault(
         strayed |= differing(result.lse, before.lse) & (~affected | (tensor == "v"))
     if bool(strayed.any()):
         index = tuple(strayed.nonzero()[0].tolist())
-        return f"{planted} changes row {list(index)}, which does not see it ({int(strayed.sum())} rows change)"
+        return (
+            f"{planted} changes row {list(index)}, which does not see it ({int(strayed.sum())} rows change)"
+        )
     return ""
 
 

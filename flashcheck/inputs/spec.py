@@ -134,5 +134,3 @@ class ProblemSpec:
 
 def _tuples(value: Any) -> Any:
     return tuple(_tuples(x) for x in value) if isinstance(value, list) else value
-
-

@@ -27,7 +27,9 @@ def specs(capabilities: Capabilities, dtype: str, largest: int = 129) -> st.Sear
 
 def _fields(capabilities: Capabilities, dtype: str, largest: int) -> st.SearchStrategy[ProblemSpec]:
     options = set(capabilities.options)
-    length = st.sampled_from([16] + [n for n in LENGTHS if n <= largest and n != 16]) | st.integers(1, largest)
+    length = st.sampled_from([16] + [n for n in LENGTHS if n <= largest and n != 16]) | st.integers(
+        1, largest
+    )
     dim = st.sampled_from(sorted(head_dims(capabilities), key=lambda d: abs(d - 16)))
     heads = st.sampled_from(HEADS + (GROUPED_HEADS if capabilities.gqa else ()))
     alignments: list[Alignment | None] = [None]

@@ -132,7 +132,11 @@ def _extreme_logits(draw: Draw) -> Values:
     return q * size, k * size, v
 
 
-@family("overflowing_logits", "scores past the end of fp32: inf, NaN or right, never finite and wrong", "overflows")
+@family(
+    "overflowing_logits",
+    "scores past the end of fp32: inf, NaN or right, never finite and wrong",
+    "overflows",
+)
 def _overflowing_logits(draw: Draw) -> Values:
     q, k, v = draw.normals()
     size = min(2.0**68, draw.sizes.format.max_finite / 8)
