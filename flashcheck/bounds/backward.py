@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
-from flashcheck.bounds import rms_backward
+from flashcheck.bounds import centred, rms_backward
 from flashcheck.bounds.interval import Interval, rounded_interval
 from flashcheck.bounds.numbers import SMALLEST_FP32, UNIT, is_power_of_two, weighted_growth
 from flashcheck.bounds.pairs import PairErrors, dout_of, pair_errors, sum_group, tiles_of
@@ -82,11 +82,14 @@ def backward_bound(
     fmt = arithmetic.output_format
     sigma = rms_backward.backward_sigma(problem, forward, exact, lse, pairs, arithmetic, machine)
     linear = rms_backward.first_order(pairs, problem)
+    centres = centred.gradient_intervals(problem, pairs, arithmetic, machine)
     tensors = {}
     for name, value, error in (("dq", exact.dq, dq), ("dk", exact.dk, dk), ("dv", exact.dv, dv)):
         holds = (linear[name] & torch.isfinite(value)).expand_as(value)
         predicted = torch.where(holds, after_rounding(value, sigma[name], fmt), 0.0)
-        tensors[name] = TensorBound(_interval(value, error, fmt), predicted, holds, fmt.precision <= 11)
+        tensors[name] = TensorBound(
+            _interval(value, error, fmt), predicted, holds, fmt.precision <= 11, centres[name]
+        )
     if exact.dbias is not None and problem.bias is not None:
         tensors["dbias"] = _bias_bound(problem, exact.dbias, pairs, machine)
     if exact.dsink is not None and problem.sink is not None:
