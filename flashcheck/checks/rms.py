@@ -75,9 +75,14 @@ class RmsTally:
         return math.sqrt(max(0.0, *variances)) / self.rows
 
     @property
+    def judges(self) -> bool:
+        """Enough rows for a verdict."""
+        return self.rows >= FEWEST_ROWS
+
+    @property
     def too_large(self) -> bool:
         """The kernel's errors exceed the prediction by more than chance and the model's slack allow."""
-        if self.rows < FEWEST_ROWS:
+        if not self.judges:
             return False
         square = self.measured / self.rows
         return square > LARGEST_RATIO**2 and square - STANDARD_ERRORS * self.standard_error > 1.0
@@ -86,7 +91,7 @@ class RmsTally:
         """forward.rms on this group."""
         name = "forward.rms"
         ratio = self.ratio
-        if ratio is None or self.rows < FEWEST_ROWS:
+        if ratio is None or not self.judges:
             return not_applicable(name, f"{self.rows:.0f} predictable rows, fewer than {FEWEST_ROWS:.0f}")
         line = f"{tensor}: measured rms error is {ratio:.3f} x the predicted one over {self.rows:.0f} rows"
         if not self.too_large:

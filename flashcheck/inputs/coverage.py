@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from flashcheck.inputs.problems import Wishes, head_dims
+from flashcheck.inputs.problems import Wishes, families_for, head_dims
 from flashcheck.inputs.spec import ProblemSpec
-from flashcheck.inputs.values import FAMILIES
 from flashcheck.kernel import Capabilities
 from flashcheck.problem import Problem
 
@@ -44,7 +43,7 @@ def required(capabilities: Capabilities) -> dict[str, Wishes]:
         owed["empty rows"] = _empty_rows(capabilities)
     if capabilities.zero_length and capabilities.cross_lengths:
         owed["zero keys"] = Wishes(lengths=(17, 0), causal="none")
-    owed |= {f"values {name}": Wishes(family=name) for name in FAMILIES}
+    owed |= {f"values {name}": Wishes(family=name) for name in families_for(capabilities)}
     return owed
 
 

@@ -43,6 +43,15 @@ class Wishes:
     empty_rows: bool = False
 
 
+def families_for(capabilities: Capabilities) -> tuple[str, ...]:
+    """Families a kernel is judged on: those that overflow fp32 only where it declares non-finite values."""
+    return tuple(
+        name
+        for name, family in FAMILIES.items()
+        if capabilities.isolates_nonfinite or "overflows" not in family.properties
+    )
+
+
 def head_dims(capabilities: Capabilities) -> tuple[int, ...]:
     """The head dims worth trying out of the declared range, both ends included."""
     low, high = capabilities.head_dim
@@ -89,7 +98,7 @@ def draw_spec(
         value_dim=value_dim,
         scale=scale if "scale" in options else None,
         causal=causal,
-        family=wishes.family or rng.choice(tuple(FAMILIES)),
+        family=wishes.family or rng.choice(families_for(capabilities)),
         seed=seed,
         **chosen,
     )

@@ -65,26 +65,39 @@ class ProblemSpec:
             fmt,
         )
         q, k, v = (x.to(fmt.dtype) for x in values(self.family, sizes, self.seed))
+        return Problem(q, k, v, **self._options(), family=self.family, seed=self.seed)
+
+    def _options(self) -> dict[str, Any]:
+        """Every option of the problem, tensors included."""
         generator = torch.Generator().manual_seed(self.seed)
         lengths = None if self.key_lengths is None else torch.tensor(self.key_lengths)
-        return Problem(
-            q,
-            k,
-            v,
-            scale=self.scale,
-            causal=self.causal,
-            window=self.window,
-            mask=None if self.mask is None else self._mask(generator),
-            bias=self._normal(generator, (1, self.num_heads, self.num_queries, self.num_keys), self.bias),
-            alibi_slopes=self._slopes() if self.alibi else None,
-            softcap=self.softcap,
-            sink=self._normal(generator, (self.num_heads,), self.sink),
-            key_lengths=lengths,
-            cu_seqlens_q=self._ends(0),
-            cu_seqlens_k=self._ends(1),
-            family=self.family,
-            seed=self.seed,
-        )
+        bias_shape = (1, self.num_heads, self.num_queries, self.num_keys)
+        return {
+            "scale": self.scale,
+            "causal": self.causal,
+            "window": self.window,
+            "mask": None if self.mask is None else self._mask(generator),
+            "bias": self._normal(generator, bias_shape, self.bias),
+            "alibi_slopes": self._slopes() if self.alibi else None,
+            "softcap": self.softcap,
+            "sink": self._normal(generator, (self.num_heads,), self.sink),
+            "key_lengths": lengths,
+            "cu_seqlens_q": self._ends(0),
+            "cu_seqlens_k": self._ends(1),
+        }
+
+    def outline(self) -> Problem:
+        """The problem with zeros for values: enough to ask whether a declaration covers it."""
+        fmt = format_named(self.dtype)
+        heads, kv, nq, nk = self.num_heads, self.num_kv_heads, self.num_queries, self.num_keys
+        q = torch.zeros((), dtype=fmt.dtype).expand(self.batch, heads, nq, self.head_dim)
+        k = torch.zeros((), dtype=fmt.dtype).expand(self.batch, kv, nk, self.head_dim)
+        v = torch.zeros((), dtype=fmt.dtype).expand(self.batch, kv, nk, self.value_dim)
+        return Problem(q, k, v, **self._options())
+
+    def leaves_rows(self) -> bool:
+        """Some row sees no key."""
+        return not self.num_keys or bool((~self.outline().visible().any(-1)).any())
 
     def to_json(self) -> dict[str, Any]:
         """Plain data without the fields that have their default."""

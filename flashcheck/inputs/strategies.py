@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from flashcheck.inputs.problems import GROUPED_HEADS, HEADS, LENGTHS, head_dims
+from flashcheck.inputs.problems import GROUPED_HEADS, HEADS, LENGTHS, families_for, head_dims
 from flashcheck.inputs.spec import MASK_KINDS, ProblemSpec
-from flashcheck.inputs.values import FAMILIES
 from flashcheck.kernel import Capabilities
 from flashcheck.masks import Alignment
 
@@ -66,7 +65,7 @@ def _fields(capabilities: Capabilities, dtype: str, largest: int) -> st.SearchSt
         alibi=_flag("alibi_slopes" in options),
         softcap=_if("softcap" in options, st.none() | st.sampled_from((1.0, 15.0, 50.0))),
         sink=_flag("sink" in options),
-        family=st.sampled_from(tuple(FAMILIES)),
+        family=st.sampled_from(families_for(capabilities)),
         seed=st.integers(0, 2**16),
     )
 
