@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from flashcheck.checks import CHECKS, Judged, JudgeError, KernelFailure, Location, Record, Status
+from flashcheck.checks import CHECKS, Judged, JudgeError, KernelError, Location, Record, Status
 from flashcheck.checks.diagnose import diagnose
 from flashcheck.checks.measure import Measured
 from flashcheck.checks.rms import RmsTally
@@ -202,7 +202,7 @@ def _judge_case(
             outcome.tensors[spec.dtype, tensor].add(measured, spec)
             if measured.elements:
                 outcome.slack[spec.dtype, spec.family, tensor].append(measured.slack)
-    except KernelFailure:
+    except KernelError:
         pass  # forward.bound has recorded it
     except JudgeError as error:
         outcome.judge_faults.append(str(error))

@@ -63,6 +63,8 @@ def weight_errors(
     tiling = tiling_of(torch.where(visible, rows.scores, -torch.inf), rows.row_max.squeeze(-1), arithmetic)
     running, rescales = tiling.running_max, tiling.rescales
     fma = arithmetic.scale_placement == "exponent_fma"
+    # The common factor 2^rho of a row, |rho| <= u|m| log2(e), leaves the range of P (of fp32 at most).
+    limit = min(80.0, -arithmetic.probability_format.min_exponent * math.log(2.0))
     chain = torch.zeros_like(gap)
     if rescales:  # [W3], [W4]
         behind = gap if running is None else rows.row_max - running
@@ -94,7 +96,8 @@ def weight_errors(
         exp_error=exp_error,
         flush=flush,
         denominator=torch.maximum(total, least),
-        overflow=(4 * UNIT * size > 80.0) & fma,
+        overflow=(4 * UNIT * size > min(80.0, -arithmetic.probability_format.min_exponent * math.log(2.0)))
+        & fma,
     )
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from flashcheck.checks import accuracy, isolation, repeat, rms, special
-from flashcheck.checks.judged import Judged, JudgeError, KernelFailure
+from flashcheck.checks.judged import Judged, JudgeError, KernelError
 from flashcheck.checks.record import Location, Record, Status
 from flashcheck.checks.registry import CHECKS, Check, check_named
 
@@ -15,7 +15,7 @@ __all__ = [
     "Check",
     "JudgeError",
     "Judged",
-    "KernelFailure",
+    "KernelError",
     "Location",
     "Record",
     "Status",

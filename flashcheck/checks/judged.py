@@ -18,7 +18,7 @@ from flashcheck.oracle.quantities import ForwardQuantities
 from flashcheck.problem import Problem
 
 
-class KernelFailure(Exception):
+class KernelError(Exception):
     """The kernel raised, or what it returned has a wrong shape or dtype: a failure of the kernel."""
 
 
@@ -51,7 +51,7 @@ class Judged:
     def run(self, problem: Problem | None = None) -> ForwardResult:
         """The kernel's result for a problem (this one by default), on the CPU and validated.
 
-        Raises KernelFailure where the kernel raised or returned something of another shape.
+        Raises KernelError where the kernel raised or returned something of another shape.
         """
         problem = self.problem if problem is None else problem
         moved = on_device(problem, self.device)
@@ -60,21 +60,21 @@ class Judged:
             out = result.out.detach().cpu()
             lse = None if result.lse is None else result.lse.detach().cpu()
         except Exception as error:
-            raise KernelFailure(f"the kernel raised {type(error).__name__}: {error}") from error
+            raise KernelError(f"the kernel raised {type(error).__name__}: {error}") from error
         self._validate(problem, out, lse)
         return ForwardResult(out, lse)
 
     def _validate(self, problem: Problem, out: Tensor, lse: Tensor | None) -> None:
         shape = (problem.batch, problem.num_heads, problem.num_queries, problem.value_dim)
         if tuple(out.shape) != shape:
-            raise KernelFailure(f"O has shape {tuple(out.shape)}, expected {shape}")
+            raise KernelError(f"O has shape {tuple(out.shape)}, expected {shape}")
         if out.dtype != (wanted := self.rules.arithmetic.output_format.dtype):
-            raise KernelFailure(f"O has dtype {out.dtype}, the declared output format is {wanted}")
+            raise KernelError(f"O has dtype {out.dtype}, the declared output format is {wanted}")
         if lse is None:
             if self.kernel.capabilities.lse:
-                raise KernelFailure("LSE is declared and was not returned")
+                raise KernelError("LSE is declared and was not returned")
         elif tuple(lse.shape) != shape[:3]:
-            raise KernelFailure(f"LSE has shape {tuple(lse.shape)}, expected {shape[:3]}")
+            raise KernelError(f"LSE has shape {tuple(lse.shape)}, expected {shape[:3]}")
 
     @cached_property
     def rules(self) -> Rules:

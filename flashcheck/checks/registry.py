@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flashcheck.checks.judged import Judged, KernelFailure
+from flashcheck.checks.judged import Judged, KernelError
 from flashcheck.checks.record import Record, Status
 from flashcheck.errors import UnknownNameError
 from flashcheck.kernel import Kernel
@@ -41,7 +41,7 @@ class Check:
         """
         try:
             return self.judge(judged)
-        except KernelFailure as failure:
+        except KernelError as failure:
             return Record(self.name, Status.FAIL, str(failure), problem=judged.problem.describe())
 
 

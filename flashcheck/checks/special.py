@@ -74,7 +74,7 @@ def nonfinite(judged: Judged) -> Record:
 def _plant(judged: Judged, tensor: str, value: float) -> str | None:
     """The fault that ``value`` in the middle of ``tensor`` shows; "" for none, None if no place fits."""
     problem, visible = judged.problem, judged.exact.visible
-    by_kv_head = visible.unflatten(1, (problem.num_kv_heads, problem.group))
+    by_kv_head = torch.unflatten(visible, 1, (problem.num_kv_heads, problem.group))
     affected = torch.zeros_like(visible[..., 0])  # rows that must show it
     if tensor == "q":
         places = visible.any(-1).nonzero()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flashcheck.inputs.problems import Wishes, families_for, head_dims
 from flashcheck.inputs.spec import ProblemSpec
+from flashcheck.inputs.values import FAMILIES
 from flashcheck.kernel import Capabilities
 from flashcheck.problem import Problem
 
@@ -43,7 +44,9 @@ def required(capabilities: Capabilities) -> dict[str, Wishes]:
         owed["empty rows"] = _empty_rows(capabilities)
     if capabilities.zero_length and capabilities.cross_lengths:
         owed["zero keys"] = Wishes(lengths=(17, 0), causal="none")
-    owed |= {f"values {name}": Wishes(family=name) for name in families_for(capabilities)}
+    for name in families_for(capabilities):
+        overflows = "overflows" in FAMILIES[name].properties
+        owed[f"values {name}"] = Wishes(family=name, scale=0.25 if overflows else None)
     return owed
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.values import FAMILIES
@@ -25,7 +26,7 @@ GROUPED_HEADS = ((2, 1), (6, 3), (4, 2), (6, 2), (8, 2))
 """(query heads, key/value heads); group differs from the number of key/value heads in most."""
 
 MAX_ROWS = 520
-"""batch * heads * Nq stays below this: it keeps one problem within a fraction of a second in the interpreter."""
+"""batch * heads * Nq stays below this: one problem then takes a fraction of a second in the interpreter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +82,11 @@ def draw_spec(
     ) and capabilities.gqa
     heads, kv_heads = rng.choice(GROUPED_HEADS if grouped else HEADS)
     batch = rng.choice((1, 1, 2))
-    while batch * heads * nq > MAX_ROWS and (batch > 1 or not grouped and heads > 1):
+    while batch * heads * nq > MAX_ROWS and (batch > 1 or (not grouped and heads > 1)):
         batch, heads, kv_heads = (1, heads, kv_heads) if batch > 1 else (1, 1, 1)
     scale = wishes.scale if wishes.scale is not None else rng.choice(SCALES)
     chosen = _options(rng, options, capabilities, wishes, batch, nq, nk)
-    if "cu_seqlens" == wishes.option:
+    if wishes.option == "cu_seqlens":
         batch = 1
     return ProblemSpec(
         dtype=dtype,
@@ -135,13 +136,13 @@ def _options(
     batch: int,
     nq: int,
     nk: int,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Optional features: the one wished for, and each other one now and then."""
 
     def wanted(name: str, chance: float) -> bool:
         return name in options and (wishes.option == name or rng.random() < chance)
 
-    chosen: dict[str, object] = {}
+    chosen: dict[str, Any] = {}
     masks = ["random", "first_key", "per_head"] + (["holes"] if capabilities.empty_rows else [])
     if wanted("mask", 0.25):
         chosen["mask"] = "holes" if wishes.empty_rows and "holes" in masks else rng.choice(masks)

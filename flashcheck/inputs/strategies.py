@@ -5,6 +5,9 @@ Everything shrinks toward one head, 16 x 16 x 16, no options, normal values.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from hypothesis import strategies as st
 
 from flashcheck.inputs.problems import GROUPED_HEADS, HEADS, LENGTHS, families_for, head_dims
@@ -80,7 +83,7 @@ def _flag(declared: bool) -> st.SearchStrategy[bool]:
 
 def _legal(spec: ProblemSpec, capabilities: Capabilities) -> ProblemSpec:
     """Repairs what fields drawn apart cannot know of each other; filtering would waste draws."""
-    changes: dict[str, int] = {}
+    changes: dict[str, Any] = {}
     if not capabilities.value_dim_differs:
         changes["value_dim"] = spec.head_dim
     nq, nk = spec.num_queries, spec.num_keys
@@ -88,8 +91,4 @@ def _legal(spec: ProblemSpec, capabilities: Capabilities) -> ProblemSpec:
         changes["num_keys"] = nq
     elif spec.causal == "bottom_right" and nq > nk and not capabilities.empty_rows:
         changes |= {"num_queries": nk, "num_keys": nq}
-    return ProblemSpec(**{**_as_dict(spec), **changes})
-
-
-def _as_dict(spec: ProblemSpec) -> dict[str, object]:
-    return {name: getattr(spec, name) for name in ProblemSpec.__dataclass_fields__}
+    return replace(spec, **changes)
