@@ -34,3 +34,17 @@ def test_window(window, causal, device):
 def test_window_that_empties_whole_tiles_of_a_row(lengths, device):
     check(*inputs(device, heads=1, nq=lengths[0], nk=lengths[1]), window=(5, 0))
     check(*inputs(device, heads=1, nq=lengths[0], nk=lengths[1]), window=(3, 3), causal="top_left")
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 70, 90), (1, 2, 1, 90), (2, 1, 70, 1), (1, 1, 1, 1)], ids=str)
+def test_mask(shape, device):
+    mask = make(shape, torch.float32, 7, device) > 0
+    if shape[2] > 1:
+        mask[:, :, 3] = False
+        mask[:, :, 40:, : shape[3] * 2 // 3] = False
+    check(*inputs(device, batch=2, nq=70, nk=90), mask=mask, causal="bottom_right")
+
+
+def test_mask_that_is_a_view(device):
+    mask = (make((1, 1, 180, 70), torch.float32, 7, device) > 0)[:, :, ::2].transpose(2, 3)
+    check(*inputs(device, nq=70, nk=90), mask=mask)
