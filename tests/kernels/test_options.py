@@ -48,3 +48,26 @@ def test_mask(shape, device):
 def test_mask_that_is_a_view(device):
     mask = (make((1, 1, 180, 70), torch.float32, 7, device) > 0)[:, :, ::2].transpose(2, 3)
     check(*inputs(device, nq=70, nk=90), mask=mask)
+
+
+BIASES = [(2, 2, 70, 90), (1, 2, 70, 90), (1, 1, 70, 90), (1, 2, 1, 90), (2, 1, 70, 1), (1, 1, 1, 1)]
+
+
+@pytest.mark.parametrize("shape", BIASES, ids=str)
+def test_bias_and_its_gradient(shape, device):
+    bias = make(shape, torch.float32, 8, device)
+    got = check(*inputs(device, batch=2, nq=70, nk=90), bias=bias, causal="bottom_right", scale=1.0)
+    assert got["dbias"].shape == shape
+
+
+def test_bias_with_grouped_heads_in_16_bits(device):
+    bias = make((1, 4, 33, 47), torch.bfloat16, 8, device)
+    got = check(*inputs(device, torch.bfloat16, batch=2, heads=4, kv_heads=2), bias=bias)
+    assert got["dbias"].dtype == torch.bfloat16
+
+
+def test_bias_of_minus_infinity_is_a_mask(device):
+    bias = make((1, 2, 70, 90), torch.float32, 8, device)
+    bias[:, :, 5] = -INF
+    bias[..., 80:] = -INF
+    check(*inputs(device, nq=70, nk=90), bias=bias)
