@@ -71,3 +71,9 @@ def test_bias_of_minus_infinity_is_a_mask(device):
     bias[:, :, 5] = -INF
     bias[..., 80:] = -INF
     check(*inputs(device, nq=70, nk=90), bias=bias)
+
+
+def test_alibi(device):
+    q, k, v = inputs(device, batch=2, nq=70, nk=90)
+    check(q, k, v, alibi_slopes=torch.tensor([0.5, 0.0625], device=device), causal="bottom_right")
+    check(q, k, v, alibi_slopes=torch.tensor([[0.5, 0.1], [-0.2, 1.0]], device=device))
