@@ -77,3 +77,13 @@ def test_alibi(device):
     q, k, v = inputs(device, batch=2, nq=70, nk=90)
     check(q, k, v, alibi_slopes=torch.tensor([0.5, 0.0625], device=device), causal="bottom_right")
     check(q, k, v, alibi_slopes=torch.tensor([[0.5, 0.1], [-0.2, 1.0]], device=device))
+
+
+@pytest.mark.parametrize("softcap", [0.5, 2.0, 50.0, 1e6])
+def test_softcap(softcap, device):
+    check(*inputs(device, nq=70, nk=90), softcap=softcap, scale=1.0, causal="top_left")
+
+
+def test_softcap_is_applied_before_mask_and_bias(device):
+    bias = make((1, 1, 70, 90), torch.float32, 8, device) * 3
+    check(*inputs(device, nq=70, nk=90), softcap=1.0, scale=-1.0, bias=bias, window=(7, 7))
