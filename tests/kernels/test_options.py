@@ -87,3 +87,21 @@ def test_softcap(softcap, device):
 def test_softcap_is_applied_before_mask_and_bias(device):
     bias = make((1, 1, 70, 90), torch.float32, 8, device) * 3
     check(*inputs(device, nq=70, nk=90), softcap=1.0, scale=-1.0, bias=bias, window=(7, 7))
+
+
+@pytest.mark.parametrize("size", [0.0, 3.0, -200.0, 200.0])
+def test_sink_and_its_gradient(size, device):
+    sink = torch.tensor([size, -0.5], device=device)
+    q, k, v = inputs(device, batch=2, nq=90, nk=70)
+    check(q, k, v, sink=sink, causal="bottom_right")
+    check(q, k, v, sink=sink, window=(4, 0))
+
+
+def test_sink_of_minus_infinity_adds_nothing(device):
+    q, k, v = inputs(device, heads=2, nq=40, nk=20)
+    sink = torch.tensor([-INF, -INF], device=device)
+    plain = kernels.forward(q, k, v, causal="bottom_right")
+    sunk = kernels.forward(q, k, v, causal="bottom_right", sink=sink)
+    assert all(torch.equal(a, b) for a, b in zip(plain, sunk, strict=True))
+    got = kernels.backward(plain[0], q, k, v, *sunk, causal="bottom_right", sink=sink)
+    assert bool((got["dsink"] == 0).all())
