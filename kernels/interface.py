@@ -167,7 +167,17 @@ flash_attention.__flashcheck__ = {  # type: ignore[attr-defined]
     "self_test": _self_test,
     "capabilities": {
         "dtypes": ["fp16", "bf16", "fp32"],
-        "options": ["scale", "causal", "window", "mask", "bias", "alibi_slopes", "softcap", "sink"],
+        "options": [
+            "scale",
+            "causal",
+            "window",
+            "mask",
+            "bias",
+            "alibi_slopes",
+            "softcap",
+            "sink",
+            "key_lengths",
+        ],
         "causal": ["top_left", "bottom_right"],
         "head_dim": [1, 256],
         "value_dim_differs": True,

@@ -105,3 +105,24 @@ def test_sink_of_minus_infinity_adds_nothing(device):
     assert all(torch.equal(a, b) for a, b in zip(plain, sunk, strict=True))
     got = kernels.backward(plain[0], q, k, v, *sunk, causal="bottom_right", sink=sink)
     assert bool((got["dsink"] == 0).all())
+
+
+@pytest.mark.parametrize("causal", [None, "top_left", "bottom_right"])
+def test_key_lengths(causal, device):
+    q, k, v = inputs(device, batch=4, heads=1, nq=70, nk=90)
+    check(q, k, v, key_lengths=torch.tensor([0, 90, 33, 64], device=device), causal=causal)
+
+
+def test_padding_may_hold_nan(device):
+    q, k, v = inputs(device, batch=2, heads=1, nq=70, nk=90)
+    lengths = torch.tensor([20, 70], device=device, dtype=torch.int32)
+    out, lse = kernels.forward(q, k, v, key_lengths=lengths)
+    clean = kernels.backward(out, q, k, v, out, lse, key_lengths=lengths)
+    for b, length in enumerate(lengths.tolist()):
+        k[b, :, length:] = NAN
+        v[b, :, length:] = NAN
+    again, lse_again = kernels.forward(q, k, v, key_lengths=lengths)
+    dirty = kernels.backward(out, q, k, v, out, lse, key_lengths=lengths)
+    assert torch.equal(out, again)
+    assert torch.equal(lse, lse_again)
+    assert all(torch.equal(clean[name], dirty[name]) for name in clean)
