@@ -177,6 +177,7 @@ flash_attention.__flashcheck__ = {  # type: ignore[attr-defined]
             "softcap",
             "sink",
             "key_lengths",
+            "cu_seqlens",
         ],
         "causal": ["top_left", "bottom_right"],
         "head_dim": [1, 256],

@@ -126,3 +126,68 @@ def test_padding_may_hold_nan(device):
     assert torch.equal(out, again)
     assert torch.equal(lse, lse_again)
     assert all(torch.equal(clean[name], dirty[name]) for name in clean)
+
+
+PACKED = [([0, 20, 20, 50, 70], [0, 10, 40, 40, 90]), ([0, 70], [0, 90]), ([0, 1, 2, 70], [0, 64, 65, 90])]
+
+
+@pytest.mark.parametrize("causal", [None, "top_left", "bottom_right"])
+@pytest.mark.parametrize("ends", PACKED, ids=str)
+def test_packed_segments(ends, causal, device):
+    cu_q, cu_k = (torch.tensor(x, device=device, dtype=torch.int32) for x in ends)
+    q, k, v = inputs(device, heads=4, kv_heads=2, nq=70, nk=90)
+    check(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, causal=causal)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 70, 90), (1, 2, 1, 90), (1, 1, 70, 1), (1, 1, 1, 1)], ids=str)
+def test_all_options_at_once(shape, device):
+    cu_q, cu_k = (torch.tensor(x, device=device) for x in PACKED[0])
+    check(
+        *inputs(device, nq=70, nk=90),
+        scale=-0.7,
+        causal="bottom_right",
+        window=(25, None),
+        mask=make((1, 2, 70, 90), torch.float32, 7, device) > -1,
+        bias=make(shape, torch.float32, 8, device),
+        alibi_slopes=torch.tensor([0.5, 0.1], device=device),
+        softcap=3.0,
+        sink=torch.tensor([0.5, -1.0], device=device),
+        cu_seqlens_q=cu_q,
+        cu_seqlens_k=cu_k,
+    )
+
+
+def test_options_in_16_bits(device):
+    for dtype in (torch.float16, torch.bfloat16):
+        check(
+            *inputs(device, dtype, batch=2, heads=4, kv_heads=2, d=32),
+            causal="top_left",
+            window=(20, None),
+            softcap=5.0,
+            sink=torch.tensor([0.5, -1.0, 0.0, 2.0], device=device),
+            alibi_slopes=torch.tensor([0.5, 0.1, 0.2, 0.3], device=device),
+            key_lengths=torch.tensor([40, 47], device=device),
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": (-1, 0)}, "window left is -1"),
+        ({"mask": torch.zeros(1, 1, 33, 47)}, "mask.dtype is torch.float32"),
+        ({"mask": torch.zeros(33, 47, dtype=torch.bool)}, r"mask.shape is \(33, 47\)"),
+        ({"bias": torch.zeros(1, 1, 33, 46)}, "bias.shape is"),
+        ({"bias": torch.zeros(1, 1, 33, 47, dtype=torch.int32)}, "bias.dtype is torch.int32"),
+        ({"alibi_slopes": torch.zeros(3)}, "alibi_slopes.shape is"),
+        ({"softcap": 0.0}, "softcap is 0.0"),
+        ({"sink": torch.zeros(3)}, "sink.shape is"),
+        ({"key_lengths": torch.zeros(1)}, "key_lengths is torch.float32"),
+        ({"cu_seqlens_q": torch.tensor([0, 33])}, "only one of cu_seqlens_q and cu_seqlens_k"),
+        ({"cu_seqlens_q": torch.tensor([0, 32]), "cu_seqlens_k": torch.tensor([0, 47])}, "cu_seqlens_q is"),
+    ],
+    ids=lambda x: str(x) if isinstance(x, str) else "",
+)
+def test_illegal_values_are_named(options, message, device):
+    options = {n: x.to(device) if torch.is_tensor(x) else x for n, x in options.items()}
+    with pytest.raises(ValueError, match=message):
+        kernels.forward(*inputs(device), **options)
