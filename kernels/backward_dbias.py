@@ -122,7 +122,7 @@ def _dbias_kernel(
             b_lse2 = tl.load(p_lse_head + o_i64 * s_lse[2], mask=m_row, other=0.0) * LOG2E
             b_delta = tl.load(p_delta_head + o_i64 * s_delta[2], mask=m_row, other=0.0)
             last = tl.minimum(i_m + BLOCK_M, n_q) - 1
-            key_start, _, _, key_stop = tile_range(
+            key_start, _full_start, _full_stop, key_stop = tile_range(
                 i_m, last, key_limit, shift, left, right, HAS_LEFT, HAS_RIGHT, True, BLOCK_N
             )
             if KEY_BIAS:
@@ -139,7 +139,7 @@ def _dbias_kernel(
                     p_v_head + o_dv[:, None] * s_v[3] + o_j64[None, :] * s_v[2], mask=m_v, other=0.0
                 )
                 b_qk = tl.dot(b_q, b_k, input_precision=PRECISION)
-                b_s, _, m_seen = pair_scores(
+                b_s, _b_tanh, m_seen = pair_scores(
                     b_qk,
                     o_i[:, None],
                     o_j[None, :],
@@ -171,7 +171,7 @@ def _dbias_kernel(
                 b_db += score_gradient(b_p, b_dp, b_delta[:, None], m_seen, True)
 
     # Where the bias has one row (or column) for all, its gradient is the sum; the store goes to one of them.
-    _, q_start, k_start, n_q, n_k, _, _, _ = segment(
+    _i_b, q_start, k_start, n_q, n_k, _key_limit, _shift, _offset = segment(
         i_bb, n_queries, n_keys, p_key_lengths, p_cu_q, p_cu_k, BOTTOM_RIGHT
     )
     i_out = tl.cast(i_bb, tl.int64)

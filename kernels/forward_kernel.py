@@ -185,9 +185,10 @@ def _forward_kernel(
         # One more key, whose value is zero; it counts in the log-sum-exp of an empty row too.
         b_sink = tl.load(p_sink + i_h) * LOG2E
         m_new = tl.maximum(m_i, b_sink)
-        b_alpha = tl.where(m_any, tl.exp2(m_i - m_new), 0.0)
+        m_base = tl.where(m_new == float("-inf"), 0.0, m_new)
+        b_alpha = tl.exp2(m_i - m_base)
         b_acc = b_acc * b_alpha[:, None]
-        l_i = l_i * b_alpha + tl.exp2(b_sink - m_new)
+        l_i = l_i * b_alpha + tl.exp2(b_sink - m_base)
         m_i = m_new
     b_lse = (m_i + tl.log2(l_i)) * LN2
     if p_sink is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kernels import interpreter
@@ -63,9 +64,10 @@ def backward(
     if options.get("bias") is not None:
         gradients["dbias"] = launch_dbias(dout, q, k, v, lse, delta, options["bias"], parsed)
     if parsed.sink is not None:
-        # The sink is a key with probability exp(sink - lse), value zero and so dP = 0.
-        sink_probability = (parsed.sink[:, None] - lse).exp()
-        gradients["dsink"] = -(sink_probability * delta).sum((0, 2)).to(options["sink"].dtype)
+        # The sink is a key with probability exp(sink - lse), value zero and so dP = 0; one of -inf is none.
+        sink = parsed.sink[:, None]
+        probability = torch.where(sink == -torch.inf, 0.0, (sink - lse).exp())
+        gradients["dsink"] = -(probability * delta).sum((0, 2)).to(options["sink"].dtype)
     return gradients
 
 
@@ -165,7 +167,18 @@ flash_attention.__flashcheck__ = {  # type: ignore[attr-defined]
     "self_test": _self_test,
     "capabilities": {
         "dtypes": ["fp16", "bf16", "fp32"],
-        "options": ["scale", "causal"],
+        "options": [
+            "scale",
+            "causal",
+            "window",
+            "mask",
+            "bias",
+            "alibi_slopes",
+            "softcap",
+            "sink",
+            "key_lengths",
+            "cu_seqlens",
+        ],
         "causal": ["top_left", "bottom_right"],
         "head_dim": [1, 256],
         "value_dim_differs": True,

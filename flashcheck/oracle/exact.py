@@ -66,17 +66,19 @@ class ExactBackward:
     grad_probabilities: list[list[Matrix]]
     grad_scores: list[list[Matrix]]
     delta: list[Matrix]
+    num_rows: int
     bits: int
 
     def rounded(self, problem: Problem) -> BackwardQuantities:
         """Every field rounded to float64; ``problem`` is the one it came from (for empty shapes)."""
-        pairs = (problem.batch, problem.num_heads, problem.num_queries, problem.num_keys)
+        pairs = (problem.batch, problem.num_heads, self.num_rows, problem.num_keys)
         bias, sink = problem.bias, problem.sink
+        bias_shape = _bias_shape(problem, self.num_rows)
         return BackwardQuantities(
-            dq=to_tensor(self.dq).reshape(problem.q.shape),
+            dq=to_tensor(self.dq).reshape(*pairs[:3], problem.head_dim),
             dk=to_tensor(self.dk).reshape(problem.k.shape),
             dv=to_tensor(self.dv).reshape(problem.v.shape),
-            dbias=None if bias is None else to_tensor(self.dbias).reshape(bias.shape),
+            dbias=None if bias is None else to_tensor(self.dbias).reshape(bias_shape),
             dsink=None if sink is None else to_tensor(self.dsink),
             dscale=to_tensor(self.dscale),
             probabilities=to_tensor(self.probabilities).reshape(pairs),
@@ -166,13 +168,20 @@ def backward(
     out: Tensor | None = None,
     lse: Tensor | None = None,
     digits: int | None = None,
+    *,
+    rows: Iterable[int] | None = None,
+    bits: int | None = None,
 ) -> ExactBackward:
     """Gradients with respect to the stored q, k, v, to scale, bias and sink.
 
     Args:
         out, lse: stored values to condition on, (B, H, Nq, dv) and (B, H, Nq); None: from scratch.
+        rows: query rows of which to give the contributions, None: all.
+        bits: overrides the precision that is chosen from the problem and ``digits``.
     """
-    return _Backward(problem, out, lse, working_bits(problem, digits)).run()
+    bits = working_bits(problem, digits) if bits is None else bits
+    rows = range(problem.num_queries) if rows is None else rows
+    return _Backward(problem, out, lse, list(rows), bits).run()
 
 
 def _finite(x: Tensor) -> Tensor:
@@ -294,8 +303,10 @@ class _Head:
 class _Backward:
     """Accumulates the gradients over the heads of one problem."""
 
-    def __init__(self, problem: Problem, out: Tensor | None, lse: Tensor | None, bits: int) -> None:
-        self.problem, self.out, self.lse, self.bits = problem, out, lse, bits
+    def __init__(
+        self, problem: Problem, out: Tensor | None, lse: Tensor | None, rows: list[int], bits: int
+    ) -> None:
+        self.problem, self.out, self.lse, self.rows, self.bits = problem, out, lse, rows, bits
         self.ctx = _context(bits)
 
     def zeros(self, *shape: int) -> Any:
@@ -306,18 +317,19 @@ class _Backward:
     def run(self) -> ExactBackward:
         problem = self.problem
         heads = (problem.batch, problem.num_heads)
-        pairs = (problem.num_queries, problem.num_keys)
+        pairs = (len(self.rows), problem.num_keys)
         total = ExactBackward(
-            dq=self.zeros(*problem.q.shape),
+            dq=self.zeros(*heads, len(self.rows), problem.head_dim),
             dk=self.zeros(*problem.k.shape),
             dv=self.zeros(*problem.v.shape),
-            dbias=None if problem.bias is None else self.zeros(*problem.bias.shape),
+            dbias=None if problem.bias is None else self.zeros(*_bias_shape(problem, len(self.rows))),
             dsink=None if problem.sink is None else self.zeros(problem.num_heads),
             dscale=self.ctx.zero,
             probabilities=self.zeros(*heads, *pairs),
             grad_probabilities=self.zeros(*heads, *pairs),
             grad_scores=self.zeros(*heads, *pairs),
-            delta=self.zeros(*heads, problem.num_queries),
+            delta=self.zeros(*heads, len(self.rows)),
+            num_rows=len(self.rows),
             bits=self.bits,
         )
         for b in range(problem.batch):
@@ -329,21 +341,21 @@ class _Backward:
     def add_head(self, total: ExactBackward, b: int, h: int) -> None:
         problem = self.problem
         head = _Head(problem, b, h, self.bits)
-        forward_rows = head.forward(range(problem.num_queries))
+        forward_rows = head.forward(self.rows)
         shape = (problem.num_queries, problem.value_dim)
         dout = head.matrix(torch.zeros(shape) if problem.dout is None else problem.dout[b, h])
         dlse = head.vector(torch.zeros(shape[0]) if problem.dlse is None else problem.dlse[b, h])
-        out = forward_rows.out if self.out is None else head.matrix(self.out[b, h])
-        for i in range(problem.num_queries):
-            if any(forward_rows.visible[i]):
-                self.add_row(total, head, forward_rows, i, dout=dout[i], dlse=dlse[i], out=out[i])
+        out = forward_rows.out if self.out is None else head.matrix(self.out[b, h, self.rows])
+        for r, i in enumerate(self.rows):
+            if any(forward_rows.visible[r]):
+                self.add_row(total, head, forward_rows, r, dout=dout[i], dlse=dlse[i], out=out[r])
 
     def add_row(
         self,
         total: ExactBackward,
         head: _Head,
         fwd: ExactForward,
-        i: int,
+        r: int,
         *,
         dout: Vector,
         dlse: Real,
@@ -351,36 +363,44 @@ class _Backward:
     ) -> None:
         ctx, problem, b, h = self.ctx, self.problem, head.b, head.h
         kv = h // problem.group
-        p, p_sink = fwd.probabilities[i], fwd.sink_probability[i]
+        p, p_sink = fwd.probabilities[r], fwd.sink_probability[r]
         if self.lse is not None:
-            stored = ctx.mpf(float(self.lse[b, h, i]))
+            stored = ctx.mpf(float(self.lse[b, h, self.rows[r]]))
             p = [
                 ctx.exp(s - stored) if seen else ctx.zero
-                for s, seen in zip(fwd.scores[i], fwd.visible[i], strict=True)
+                for s, seen in zip(fwd.scores[r], fwd.visible[r], strict=True)
             ]
             p_sink = ctx.zero if head.sink is None else ctx.exp(head.sink - stored)
         delta = ctx.fdot(dout, out) - dlse
-        total.delta[b][h][i] = delta
+        total.delta[b][h][r] = delta
         if total.dsink is not None:
             total.dsink[h] -= p_sink * delta
         descale = ctx.mpf(problem.v_descale)
-        for j, seen in enumerate(fwd.visible[i]):
+        for j, seen in enumerate(fwd.visible[r]):
             if not seen:
                 continue
             dp = descale * ctx.fdot(dout, head.v[j])
             ds = p[j] * (dp - delta)
-            dx = ds * head.softcap_slope(fwd.products[i][j])
-            total.probabilities[b][h][i][j] = p[j]
-            total.grad_probabilities[b][h][i][j] = dp
-            total.grad_scores[b][h][i][j] = ds
-            total.dscale += dx * fwd.raw[i][j]
+            dx = ds * head.softcap_slope(fwd.products[r][j])
+            total.probabilities[b][h][r][j] = p[j]
+            total.grad_probabilities[b][h][r][j] = dp
+            total.grad_scores[b][h][r][j] = ds
+            total.dscale += dx * fwd.raw[r][j]
             if total.dbias is not None:
-                _broadcast_add(total.dbias, (b, h, i, j), ds)
+                _broadcast_add(total.dbias, (b, h, r, j), ds)
             for c in range(problem.head_dim):
-                total.dq[b][h][i][c] += head.scale * dx * head.k[j][c]
-                total.dk[b][kv][j][c] += head.scale * dx * head.q[i][c]
+                total.dq[b][h][r][c] += head.scale * dx * head.k[j][c]
+                total.dk[b][kv][j][c] += head.scale * dx * head.q[self.rows[r]][c]
             for c in range(problem.value_dim):
                 total.dv[b][kv][j][c] += descale * p[j] * dout[c]
+
+
+def _bias_shape(problem: Problem, rows: int) -> tuple[int, ...]:
+    """Shape of the bias with ``rows`` query rows, () without a bias."""
+    if problem.bias is None:
+        return ()
+    b, h, queries, keys = problem.bias.shape
+    return b, h, rows if queries > 1 else queries, keys
 
 
 def _broadcast_add(target: Any, index: tuple[int, ...], value: Real) -> None:

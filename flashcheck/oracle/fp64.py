@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashcheck.formats import to_float64
 from flashcheck.oracle.operands import (
     Operands,
     by_head,
@@ -18,6 +17,7 @@ from flashcheck.oracle.operands import (
     masked_matmul,
     operands,
     reduce_like,
+    stored_rows,
 )
 from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
 from flashcheck.problem import Problem
@@ -33,17 +33,25 @@ def forward(problem: Problem, rows: Tensor | None = None) -> ForwardQuantities:
     return _forward(problem, x)[0]
 
 
-def backward(problem: Problem, out: Tensor | None = None, lse: Tensor | None = None) -> BackwardQuantities:
+def backward(
+    problem: Problem,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    rows: Tensor | None = None,
+) -> BackwardQuantities:
     """Gradients by the analytic formulas, with respect to the *stored* q, k, v and to ``scale``.
 
     Args:
         out: (B, H, Nq, dv) stored output, lse: (B, H, Nq) stored log-sum-exp; the gradients are then
             those of a backward that reads these values. None: from scratch.
+        rows: integer tensor of query indices: what these rows alone add to each gradient; dq, dbias
+            and the (B, H, Nq, ...) fields then have these rows only.
     """
-    x = operands(problem)
+    x = operands(problem, rows)
+    out, lse = stored_rows(out, rows), stored_rows(lse, rows)
     exact, raw = _forward(problem, x)
     p, p_sink = _probabilities(x, exact, lse)
-    out = exact.out if out is None else to_float64(out).to(p.device)
+    out = exact.out if out is None else out.to(p.device)
 
     # dP = dO V^T, delta = rowsum(dO * O) - dLSE; empty rows add nothing, whatever they store.
     dp = by_head(problem, by_kv_head(problem, x.dout) @ x.v.mT) * problem.v_descale
@@ -62,7 +70,7 @@ def backward(problem: Problem, out: Tensor | None = None, lse: Tensor | None = N
         dq=dq,
         dk=dk,
         dv=dv,
-        dbias=None if problem.bias is None else reduce_like(ds, problem.bias.shape),
+        dbias=None if x.bias is None else reduce_like(ds, x.bias.shape),
         dsink=None if p_sink is None else torch.where(x.alive, -p_sink * delta, 0.0).sum((0, 2)),
         dscale=dscale,
         probabilities=p,
@@ -122,7 +130,7 @@ def _probabilities(x: Operands, exact: ForwardQuantities, lse: Tensor | None) ->
     if lse is None:
         p_sink = None if x.sink is None else torch.exp(x.sink - exact.row_max) / exact.row_sum
         return exact.probabilities, p_sink
-    lse = torch.where(x.alive, to_float64(lse).to(x.q.device), 0.0)  # an empty row's -inf is not used
+    lse = torch.where(x.alive, lse.to(x.q.device), 0.0)  # an empty row's -inf is not used
     p = torch.exp(exact.scores - lse.unsqueeze(-1))
     p_sink = None if x.sink is None else torch.exp(x.sink - lse)
     return torch.where(x.visible, p, 0.0), p_sink

@@ -79,6 +79,24 @@ def _alibi(problem: Problem, rows: Tensor | None) -> tuple[Tensor | None, Tensor
     return slopes, distance.to(problem.q.device)
 
 
+def without_hidden(problem: Problem, x: Operands) -> Operands:
+    """``x`` with zero in place of rows that see no key and of keys that no row of their group sees."""
+    seen = by_kv_head(problem, x.visible)
+    keys, alive = seen.any(2).unsqueeze(-1), x.alive.unsqueeze(-1)
+    return Operands(
+        q=torch.where(alive, x.q, 0.0),
+        k=torch.where(keys, x.k, 0.0),
+        v=torch.where(keys, x.v, 0.0),
+        visible=x.visible,
+        bias=x.bias,
+        slopes=x.slopes,
+        distance=x.distance,
+        sink=x.sink,
+        dout=torch.where(alive, x.dout, 0.0),
+        dlse=torch.where(x.alive, x.dlse, 0.0),
+    )
+
+
 def by_kv_head(problem: Problem, x: Tensor) -> Tensor:
     """(B, H, R, ...) as (B, Hkv, group * R, ...): the rows that share a key head, one below the other."""
     return x.reshape(problem.batch, problem.num_kv_heads, problem.group * x.shape[2], *x.shape[3:])
@@ -120,6 +138,13 @@ def masked_matmul(weights: Tensor, visible: Tensor, values: Tensor) -> Tensor:
 def hidden_finite(x: Tensor, visible: Tensor) -> Tensor:
     """``x`` with 0 in place of NaN and inf at hidden pairs; visible pairs and finite values stay."""
     return torch.where(visible | torch.isfinite(x), x, 0.0)
+
+
+def stored_rows(stored: Tensor | None, rows: Tensor | None) -> Tensor | None:
+    """Rows of a stored output (B, H, Nq, dv) or log-sum-exp (B, H, Nq), as float64."""
+    if stored is None:
+        return None
+    return to_float64(stored if rows is None else stored[:, :, rows])
 
 
 def reduce_like(x: Tensor, shape: torch.Size) -> Tensor:
