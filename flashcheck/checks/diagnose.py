@@ -28,19 +28,23 @@ MOST_GUESSES = 3
 def diagnose(judged: Judged) -> tuple[str, ...]:
     """Explanations that the kernel's output fits, likeliest first; empty where none does."""
     measured = judged.measured
-    guesses: list[str] = []
     if measured["O"].over:
-        guesses += _zero_rows(judged)
-        for suspect in suspects(judged.problem, judged.exact):
-            if len(guesses) >= MOST_GUESSES:
-                break
-            if _fits(judged, suspect):
-                guesses.append(suspect.text)
-        if not guesses:
-            guesses += _narrower(judged)
-    elif "LSE" in measured and measured["LSE"].over:
-        guesses += _log_sum_exp(judged)
-    return tuple(guesses[:MOST_GUESSES])
+        low = _finite_start(judged)
+        guesses = [*([low] if low else []), *_suspected(judged)]
+        return tuple(guesses[:MOST_GUESSES]) or _zero_rows(judged) or _narrower(judged)
+    if "LSE" in measured and measured["LSE"].over:
+        return _log_sum_exp(judged)
+    return ()
+
+
+def _suspected(judged: Judged) -> list[str]:
+    found: dict[str, str] = {}
+    for suspect in suspects(judged.problem, judged.exact):
+        if suspect.kind not in found and _fits(judged, suspect):
+            found[suspect.kind] = suspect.text
+        if len(found) >= MOST_GUESSES:
+            break
+    return list(found.values())
 
 
 def _fits(judged: Judged, suspect: Suspect) -> bool:
@@ -54,6 +58,8 @@ def _fits(judged: Judged, suspect: Suspect) -> bool:
     if not bool(live.any()):
         return False
     got = judged.result.out.double()
+    if not _explains(judged, suspect, bound.exact, live):
+        return False
     if suspect.row_factor is None:
         return bool((bound.accepts(got) | ~live).all())
     factor = suspect.row_factor.unsqueeze(-1)
@@ -62,29 +68,48 @@ def _fits(judged: Judged, suspect: Suspect) -> bool:
     return bool((((got - centre).abs() <= allowed) | ~live).all())
 
 
-def _zero_rows(judged: Judged) -> list[str]:
-    got, exact = judged.result.out.double(), judged.exact
-    zero = (got == 0).all(-1) & (exact.out != 0).any(-1)
+def _explains(judged: Judged, suspect: Suspect, value: Tensor, live: Tensor) -> bool:
+    """Where the kernel is wrong, the suspect is ten times closer: a bound that accepts all proves nothing."""
+    got = judged.result.out.double()
+    if suspect.row_factor is not None:
+        value = suspect.row_factor.unsqueeze(-1) * value
+    wrong = (judged.measured["O"].margin > 1) & live & torch.isfinite(got)
+    if not bool(wrong.any()):
+        return False
+    before, after = (got - judged.exact.out)[wrong], (got - value)[wrong]
+    return float(after.square().sum()) < 0.01 * float(before.square().sum())
+
+
+def _zeroed(judged: Judged) -> Tensor:
+    """Boolean (B, H, Nq): rows that are zero, and wrong."""
+    got = judged.result.out.double()
+    return (got == 0).all(-1) & (judged.measured["O"].margin > 1).any(-1)
+
+
+def _finite_start(judged: Judged) -> str:
+    """Zero rows are exactly those with the lowest logits, and these are low indeed."""
+    zero, top = _zeroed(judged), judged.exact.row_max
+    others = top[(judged.result.out != 0).any(-1) & ~judged.empty_rows]
     if not bool(zero.any()):
-        return []
-    wrong = (judged.measured["O"].margin > 1).any(-1)
-    if not bool((zero & wrong).any()):
-        return []
-    if bool(zero.all()):
-        text = "O is zero everywhere"
-    else:
-        rows = sorted(set(zero.nonzero()[:, 2].tolist()))
-        text = f"O is zero in {int(zero.sum())} rows that see keys (first: row {rows[0]})"
-    highest = float(exact.row_max[zero].max())
-    others = exact.row_max[~zero & ~judged.empty_rows]
-    if highest < -80 and (not others.numel() or float(others.min()) > highest):
-        text += (
-            f", those whose logits all lie below {highest:.3g}: the running maximum starts at a finite number"
-        )
-    return [text]
+        return ""
+    highest = float(top[zero].max())
+    if highest > -80 or (others.numel() and float(others.min()) <= highest):
+        return ""
+    rows = f"{int(zero.sum())} rows whose logits all lie below {highest:.3g}"
+    return f"O is zero in {rows}: the running maximum starts at a finite number"
 
 
-def _narrower(judged: Judged) -> list[str]:
+def _zero_rows(judged: Judged) -> tuple[str, ...]:
+    zero = _zeroed(judged)
+    if not bool(zero.any()):
+        return ()
+    if bool((zero | judged.empty_rows).all()):
+        return ("O is zero everywhere",)
+    rows = sorted(set(zero.nonzero()[:, 2].tolist()))
+    return (f"O is zero in {int(zero.sum())} rows that see keys (first: row {rows[0]})",)
+
+
+def _narrower(judged: Judged) -> tuple[str, ...]:
     """Arithmetic other than declared that explains the errors in size: worst case and rms."""
     declared, machine = judged.rules.arithmetic, judged.rules.machine
     trials = [
@@ -104,11 +129,11 @@ def _narrower(judged: Judged) -> list[str]:
         tally = RmsTally()
         tally.add(measured)
         if not measured.over and tally.ratio is not None and 0.3 < tally.ratio < 1.5:
-            return [f"{text} (errors fit that arithmetic, measured / predicted rms {tally.ratio:.2f})"]
-    return []
+            return (f"{text} (errors fit that arithmetic, measured / predicted rms {tally.ratio:.2f})",)
+    return ()
 
 
-def _log_sum_exp(judged: Judged) -> list[str]:
+def _log_sum_exp(judged: Judged) -> tuple[str, ...]:
     assert judged.result.lse is not None
     got, exact = judged.result.lse.double(), judged.exact
     interval = judged.bound.lse.interval
@@ -123,7 +148,8 @@ def _log_sum_exp(judged: Judged) -> list[str]:
         "LSE has the wrong sign": -interval.exact,
         "LSE is zero": torch.zeros_like(got),
     }
-    return [text for text, value in rules.items() if _close(got, value, interval, live)]
+    fitting = (text for text, value in rules.items() if _close(got, value, interval, live))
+    return tuple(fitting)[:MOST_GUESSES]
 
 
 def _close(got: Tensor, value: Tensor, interval: Interval, live: Tensor) -> bool:

@@ -26,11 +26,13 @@ class Suspect:
     Attributes:
         text: for the report.
         problem: what a kernel that makes it computes.
+        kind: the class of the mistake; one guess of a class is enough.
         row_factor: (B, H, Nq) that multiplies its output, or None.
     """
 
     text: str
     problem: Problem
+    kind: str
     row_factor: Tensor | None = None
 
 
@@ -60,7 +62,7 @@ def _scales(problem: Problem) -> Iterator[Suspect]:
     }
     for text, other in rules.items():
         if other != scale:
-            yield Suspect(text, problem.replaced(scale=other, q_descale=1.0, k_descale=1.0))
+            yield Suspect(text, problem.replaced(scale=other, q_descale=1.0, k_descale=1.0), "scale")
 
 
 def _with_mask(problem: Problem, visible: Tensor) -> Problem:
@@ -76,14 +78,14 @@ def _causality(problem: Problem) -> Iterator[Suspect]:
     other = "bottom_right" if problem.causal == "top_left" else "top_left"
     if problem.num_queries != problem.num_keys:
         text = f"causal={problem.causal} is treated as {other}"
-        yield Suspect(text, problem.replaced(causal=other))
+        yield Suspect(text, problem.replaced(causal=other), "causal")
     without = problem.replaced(causal=None).visible()
     aligned = problem.diagonal(problem.causal).key_of(torch.arange(problem.num_queries)).view(1, 1, -1, 1)
     keys = torch.arange(problem.num_keys)
     for step, text in ((1, "sees one key past the diagonal"), (-1, "does not see the key on the diagonal")):
         shifted = _with_mask(problem, without & (keys <= aligned + step))
-        yield Suspect(f"causal masking is off by one: a row {text}", shifted)
-    yield Suspect("causal masking is ignored", problem.replaced(causal=None))
+        yield Suspect(f"causal masking is off by one: a row {text}", shifted, "causal")
+    yield Suspect("causal masking is ignored", problem.replaced(causal=None), "causal")
 
 
 def _heads(problem: Problem) -> Iterator[Suspect]:
@@ -93,13 +95,14 @@ def _heads(problem: Problem) -> Iterator[Suspect]:
     yield Suspect(
         "query head h reads key/value head h mod num_kv_heads, not h // group",
         problem.replaced(k=problem.k[:, tiled], v=problem.v[:, tiled]),
+        "heads",
     )
 
 
 def _ignored(problem: Problem) -> Iterator[Suspect]:
     for option in ("window", "mask", "bias", "alibi_slopes", "softcap", "sink", "key_lengths"):
         if getattr(problem, option) is not None:
-            yield Suspect(f"option {option} is ignored", problem.replaced(**{option: None}))
+            yield Suspect(f"option {option} is ignored", problem.replaced(**{option: None}), option)
 
 
 def _tails(problem: Problem, exact: ForwardQuantities) -> Iterator[Suspect]:
@@ -111,7 +114,9 @@ def _tails(problem: Problem, exact: ForwardQuantities) -> Iterator[Suspect]:
             k, v = (torch.nn.functional.pad(x, (0, 0, 0, extra)) for x in (problem.k, problem.v))
             seen = torch.nn.functional.pad(exact.visible, (0, extra), value=True)
             counted = problem.replaced(k=k, v=v, mask=seen, causal=None, window=None, key_lengths=None)
-            yield Suspect(f"the {extra} padding keys of the last tile of {tile} count as zeros", counted)
+            yield Suspect(
+                f"the {extra} padding keys of the last tile of {tile} count as zeros", counted, "tail counted"
+            )
 
 
 def _lost_tiles(problem: Problem, exact: ForwardQuantities) -> Iterator[Suspect]:
@@ -120,13 +125,13 @@ def _lost_tiles(problem: Problem, exact: ForwardQuantities) -> Iterator[Suspect]
         whole = problem.num_keys // tile * tile
         if 0 < whole < problem.num_keys:
             text = f"the ragged tail (keys {whole}..{problem.num_keys - 1}, tile {tile}) is lost"
-            yield Suspect(text, _with_mask(problem, exact.visible & (keys < whole)))
+            yield Suspect(text, _with_mask(problem, exact.visible & (keys < whole)), "lost")
         for start in range(0, whole, tile):
             if whole == tile == problem.num_keys:
                 continue
             inside = (keys >= start) & (keys < start + tile)
             text = f"the tile of keys {start}..{start + tile - 1} is lost"
-            yield Suspect(text, _with_mask(problem, exact.visible & ~inside))
+            yield Suspect(text, _with_mask(problem, exact.visible & ~inside), "lost")
 
 
 def _rescaling(problem: Problem, exact: ForwardQuantities) -> Iterator[Suspect]:
@@ -144,8 +149,15 @@ def _rescaling(problem: Problem, exact: ForwardQuantities) -> Iterator[Suspect]:
             continue
         bias = behind if problem.bias is None else problem.bias.double() + behind
         unscaled = problem.replaced(bias=bias)
-        yield Suspect(f"neither O nor the row sum is rescaled when the maximum grows (tile {tile})", unscaled)
+        yield Suspect(
+            f"neither O nor the row sum is rescaled when the maximum grows (tile {tile})",
+            unscaled,
+            "rescaling",
+        )
         grown = torch.exp(exact.scores - exact.row_max.unsqueeze(-1) + behind).sum(-1) / exact.row_sum
         yield Suspect(
-            f"O is not rescaled when the maximum grows (tile {tile})", unscaled, grown.nan_to_num(1.0)
+            f"O is not rescaled when the maximum grows (tile {tile})",
+            unscaled,
+            "rescaling",
+            grown.nan_to_num(1.0),
         )
