@@ -84,6 +84,9 @@ def weight_errors(
     flush = (1 + rescales) * machine.exp_flush
     # [W6] The key that the kernel takes for the maximum weighs exp2(rho), |rho| <= 2 u |m|.
     least = torch.exp(-(2 * UNIT * size + exp_error).clamp(max=700.0))
+    largest = size
+    if reference.shape[-1]:  # any running maximum, not only the last one
+        largest = torch.where(visible, reference + own_max, 0.0).amax(-1, keepdim=True).maximum(size)
     total = torch.exp(rows.log_p - kernel).sum(-1, keepdim=True) * rows.row_sum
     return WeightErrors(
         own_max=own_max,
