@@ -60,7 +60,9 @@ def weight_errors(
     constant = 0.0 if errors.additive else errors.constant
     roundings = 2 if arithmetic.scale_placement == "exponent_subtract_first" else 1
     argument = constant * gap + roundings * UNIT * (gap + own + own_max)  # [W1], [W2]
-    tiling = tiling_of(torch.where(visible, rows.scores, -torch.inf), rows.row_max.squeeze(-1), arithmetic)
+    tiling = tiling_of(
+        torch.where(visible, rows.scores, -torch.inf), rows.row_max.squeeze(-1), arithmetic, rows.has_sink
+    )
     running, rescales = tiling.running_max, tiling.rescales
     fma = arithmetic.scale_placement == "exponent_fma"
     # The common factor 2^rho of a row, |rho| <= u|m| log2(e), leaves the range of P (of fp32 at most).
