@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from kernels import interpreter
-from kernels.backward_dbias import launch_dbias
-from kernels.backward_delta import launch_delta
-from kernels.backward_dkdv import launch_dkdv
-from kernels.backward_dq import launch_dq
-from kernels.forward_kernel import launch_forward
-from kernels.options import check_gradients, check_tensors, parse_options
+from kernels.operators import forward_op
+from kernels.passes import run_backward, run_forward
 from kernels.tuning import backward_tile, forward_tile
 
 _ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
@@ -27,10 +22,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Te
         lse: (batch, heads, Nq) fp32, natural log of the sum of exp(score), the sink's included; -inf where
         there is nothing to sum.
     """
-    check_tensors(q, k, v)
-    parsed = parse_options(q, k, **options)
-    interpreter.repair()
-    return launch_forward(q, k, v, parsed)
+    return run_forward(q, k, v, **options)
 
 
 def backward(
@@ -54,21 +46,7 @@ def backward(
         "dq", "dk", "dv" in the shapes and dtype of q, k, v; "dbias" in the bias's shape and dtype and
         "dsink" (heads,) in the sink's dtype, where those are given.
     """
-    check_tensors(q, k, v)
-    check_gradients(dout, q, v, out, lse, dlse)
-    parsed = parse_options(q, k, **options)
-    interpreter.repair()
-    delta = launch_delta(dout, out, dlse)
-    gradients = {"dq": launch_dq(dout, q, k, v, lse, delta, parsed)}
-    gradients["dk"], gradients["dv"] = launch_dkdv(dout, q, k, v, lse, delta, parsed)
-    if options.get("bias") is not None:
-        gradients["dbias"] = launch_dbias(dout, q, k, v, lse, delta, options["bias"], parsed)
-    if parsed.sink is not None:
-        # The sink is a key with probability exp(sink - lse), value zero and so dP = 0; one of -inf is none.
-        sink = parsed.sink[:, None]
-        probability = torch.where(sink == -torch.inf, 0.0, (sink - lse).exp())
-        gradients["dsink"] = -(probability * delta).sum((0, 2)).to(options["sink"].dtype)
-    return gradients
+    return run_backward(dout, q, k, v, out, lse, dlse=dlse, **options)
 
 
 def flash_attention(
@@ -90,6 +68,8 @@ def flash_attention(
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(softcap(scale * q k^T) + bias) v, over the keys that each query sees.
+
+    Differentiable in q, k, v, bias and sink, through the log-sum-exp too; works under torch.compile.
 
     Args:
         q: (batch, heads, Nq, dim); fp16, bf16 or fp32; any strides, dim 1..256.
@@ -115,21 +95,23 @@ def flash_attention(
     Raises:
         ValueError: an argument's value is illegal.
     """
-    out, lse = forward(
+    left, right = (None, None) if window is None else window
+    out, lse = forward_op(
         q,
         k,
         v,
-        scale=scale,
-        causal=causal,
-        window=window,
-        mask=mask,
-        bias=bias,
-        alibi_slopes=alibi_slopes,
-        softcap=softcap,
-        sink=sink,
-        key_lengths=key_lengths,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
+        scale,
+        causal,
+        left,
+        right,
+        mask,
+        bias,
+        alibi_slopes,
+        softcap,
+        sink,
+        key_lengths,
+        cu_seqlens_q,
+        cu_seqlens_k,
     )
     return (out, lse) if return_lse else out
 

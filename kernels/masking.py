@@ -30,7 +30,9 @@ def segment(i_b, n_queries, n_keys, p_key_lengths, p_cu_q, p_cu_k, BOTTOM_RIGHT:
         i_batch = i_batch * 0
     key_limit = n_keys
     if p_key_lengths is not None:
-        key_limit = tl.minimum(tl.maximum(tl.load(p_key_lengths + i_b).to(tl.int32), 0), n_keys)
+        # Lengths count from the start of the batch, also where segments are packed into it.
+        reach = (tl.load(p_key_lengths + i_batch) - k_start).to(tl.int32)
+        key_limit = tl.minimum(tl.maximum(reach, 0), n_keys)
     offset = n_keys - n_queries
     shift = offset if BOTTOM_RIGHT else offset * 0
     return i_batch, q_start, k_start, n_queries, n_keys, key_limit, shift, offset

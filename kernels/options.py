@@ -129,7 +129,7 @@ def parse_options(
         raise ValueError(f"scale is {scale}; it must be a finite number")
     if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
         raise ValueError(f"softcap is {softcap}; it must be a positive finite number, or None")
-    left, right = _band(causal, window)
+    left, right = _band(causal, window, num_queries + num_keys)
     full = (batch, heads, num_queries, num_keys)
     if mask is not None and mask.dtype != torch.bool:
         raise ValueError(f"mask.dtype is {mask.dtype}; it must be torch.bool, True where a key is seen")
@@ -148,8 +148,6 @@ def parse_options(
     if (cu_seqlens_q is None) != (cu_seqlens_k is None):
         raise ValueError("only one of cu_seqlens_q and cu_seqlens_k is given; they must come together")
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
-        if key_lengths is not None:
-            raise ValueError("key_lengths and cu_seqlens_q are both given; a packed batch has no padding")
         if batch != 1:
             raise ValueError(f"q.shape[0] is {batch}; a batch packed by cu_seqlens_q must be 1")
         longest_q = _longest("cu_seqlens_q", cu_seqlens_q, num_queries)
@@ -195,15 +193,20 @@ def parse_options(
     )
 
 
-def _band(causal: str | None, window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
+def _band(
+    causal: str | None, window: tuple[int | None, int | None] | None, reach: int
+) -> tuple[int | None, int | None]:
+    """Keys seen before and after the diagonal; a side that no pair of ``reach`` rows can pass is None."""
     left, right = (None, None) if window is None else window
     for side, value in (("left", left), ("right", right)):
         if value is not None and value < 0:
             raise ValueError(f"window {side} is {value}; it must be an integer >= 0, or None for no limit")
     if causal is not None:
         right = 0
-    # Lengths fit 31 bits, and so must sums of them with a window.
-    return tuple(None if x is not None and x >= 2**30 else x for x in (left, right))  # type: ignore[return-value]
+    # A window as wide as all rows together hides nothing; larger numbers would not fit the kernels' int32.
+    left = None if left is None or left >= reach else int(left)
+    right = None if right is None or right >= max(reach, 1) else int(right)
+    return left, right
 
 
 def _broadcast(name: str, x: Tensor | None, full: tuple[int, ...]) -> Tensor | None:

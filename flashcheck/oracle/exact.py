@@ -139,16 +139,23 @@ def forward(
     return _Head(problem, b, h, bits).forward(range(problem.num_queries) if rows is None else rows)
 
 
-def forward_all(problem: Problem, digits: int | None = None) -> ForwardQuantities:
-    """The whole problem, rounded to float64."""
+def forward_all(
+    problem: Problem,
+    rows: Iterable[int] | None = None,
+    digits: int | None = None,
+    *,
+    bits: int | None = None,
+) -> ForwardQuantities:
+    """Every head's query rows ``rows`` (None: all), rounded to float64."""
+    rows = list(range(problem.num_queries) if rows is None else rows)
     heads = [
-        [forward(problem, b, h, digits=digits) for h in range(problem.num_heads)]
+        [forward(problem, b, h, rows, digits, bits=bits) for h in range(problem.num_heads)]
         for b in range(problem.batch)
     ]
 
     def field(name: str, *tail: int) -> Tensor:
         values = to_tensor([[getattr(head, name) for head in batch] for batch in heads])
-        return values.reshape(problem.batch, problem.num_heads, problem.num_queries, *tail)
+        return values.reshape(problem.batch, problem.num_heads, len(rows), *tail)
 
     n = problem.num_keys
     return ForwardQuantities(
@@ -159,7 +166,7 @@ def forward_all(problem: Problem, digits: int | None = None) -> ForwardQuantitie
         probabilities=field("probabilities", n),
         row_max=field("row_max"),
         row_sum=field("row_sum"),
-        visible=problem.visible(),
+        visible=problem.visible(torch.tensor(rows, dtype=torch.int64)),
     )
 
 

@@ -152,6 +152,7 @@ def test_all_options_at_once(shape, device):
         alibi_slopes=torch.tensor([0.5, 0.1], device=device),
         softcap=3.0,
         sink=torch.tensor([0.5, -1.0], device=device),
+        key_lengths=torch.tensor([75], device=device),
         cu_seqlens_q=cu_q,
         cu_seqlens_k=cu_k,
     )
