@@ -17,7 +17,7 @@ from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.values import FAMILIES
 from flashcheck.kernel import Capabilities, Kernel
 
-LEVELS: dict[str, int] = {"quick": 1, "standard": 80}
+LEVELS: dict[str, int] = {"quick": 1, "standard": 64}
 """Problems per dtype. No level shrinks below the cases that the declaration obliges: all that quick has."""
 
 DEFAULT_LEVEL = "standard"

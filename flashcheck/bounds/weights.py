@@ -101,7 +101,7 @@ def weight_errors(
         exp_error=exp_error,
         flush=flush,
         denominator=torch.maximum(total, least),
-        overflow=(4 * UNIT * size > limit) & fma,
+        overflow=(4 * UNIT * largest > limit) & fma,
     )
 
 

@@ -15,7 +15,7 @@ def census(judged: Judged, tensor: str) -> tuple[str, ...]:
     over = measured.margin > 1
     share = 100.0 * measured.over / max(measured.elements, 1)
     lines = [
-        f"elements over the bound: {measured.over:,} of {measured.elements:,} ({share:.2g}%), {_where(over)}"
+        f"elements over the bound: {measured.over:,} of {measured.elements:,} ({share:.3g}%), {_where(over)}"
     ]
     got_count, exact_count = _special(measured.got), _special(exact.interval.exact)
     if got_count != exact_count:

@@ -11,7 +11,7 @@ from flashcheck.problem import Problem
 
 def required(capabilities: Capabilities) -> dict[str, Wishes]:
     """Label -> wishes that make a spec cover it; every label is owed once per dtype."""
-    owed: dict[str, Wishes] = {"no mask": Wishes(causal="none")}
+    owed: dict[str, Wishes] = {"no option": Wishes(causal="none", plain=True)}
     if "causal" in capabilities.options:
         owed |= {f"causal={a}": Wishes(causal=a) for a in capabilities.causal}
     if "scale" in capabilities.options:
@@ -71,7 +71,7 @@ def covered(spec: ProblemSpec, problem: Problem) -> set[str]:
     if spec.causal is not None:
         labels.add(f"causal={spec.causal}")
     elif not set(problem.options()) - {"scale"}:
-        labels.add("no mask")
+        labels.add("no option")
     if spec.scale is not None:
         labels.add("scale=0" if spec.scale == 0 else "scale<0" if spec.scale < 0 else "scale>0")
     if spec.value_dim != spec.head_dim:

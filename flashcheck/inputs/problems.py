@@ -31,7 +31,7 @@ MAX_ROWS = 520
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a drawn spec must have; None: free."""
+    """What a drawn spec must have; None: free. ``plain``: no option but a scale."""
 
     causal: str | None = None
     option: str | None = None
@@ -42,6 +42,7 @@ class Wishes:
     lengths: tuple[int, int] | None = None
     scale: float | None = None
     empty_rows: bool = False
+    plain: bool = False
 
 
 def families_for(capabilities: Capabilities) -> tuple[str, ...]:
@@ -140,7 +141,7 @@ def _options(
     """Optional features: the one wished for, and each other one now and then."""
 
     def wanted(name: str, chance: float) -> bool:
-        return name in options and (wishes.option == name or rng.random() < chance)
+        return name in options and not wishes.plain and (wishes.option == name or rng.random() < chance)
 
     chosen: dict[str, Any] = {}
     masks = ["random", "first_key", "per_head"] + (["holes"] if capabilities.empty_rows else [])
