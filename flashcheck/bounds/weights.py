@@ -101,8 +101,7 @@ def weight_errors(
         exp_error=exp_error,
         flush=flush,
         denominator=torch.maximum(total, least),
-        overflow=(4 * UNIT * size > min(80.0, -arithmetic.probability_format.min_exponent * math.log(2.0)))
-        & fma,
+        overflow=(4 * UNIT * largest > limit) & fma,
     )
 
 
