@@ -1,9 +1,158 @@
-"""Guesses the class of a fault; each guess is proved by a second experiment before it is told."""
+"""Guesses the class of a fault; each guess is proved by a second experiment before it is told.
+
+The experiment: the oracle and the bound are run on the problem that a kernel with the suspected
+mistake would solve, and the output must lie within *that* bound everywhere.
+"""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flashcheck.bounds.forward import forward_bound
+from flashcheck.bounds.interval import Interval
 from flashcheck.checks.judged import Judged
+from flashcheck.checks.measure import measure
+from flashcheck.checks.rms import RmsTally
+from flashcheck.checks.suspects import Suspect, suspects
+from flashcheck.errors import ArgumentError
+from flashcheck.formats import BF16, E4M3, E5M2, FP16, half_ulp
+from flashcheck.oracle import fp64
+
+MOST_GUESSES = 3
 
 
 def diagnose(judged: Judged) -> tuple[str, ...]:
+    """Explanations that the kernel's output fits, likeliest first; empty where none does."""
+    measured = judged.measured
+    if measured["O"].over:
+        low = _finite_start(judged)
+        guesses = [*([low] if low else []), *_suspected(judged)]
+        return tuple(guesses[:MOST_GUESSES]) or _zero_rows(judged) or _narrower(judged)
+    if "LSE" in measured and measured["LSE"].over:
+        return _log_sum_exp(judged)
     return ()
+
+
+def _suspected(judged: Judged) -> list[str]:
+    found: dict[str, str] = {}
+    for suspect in suspects(judged.problem, judged.exact):
+        if suspect.kind not in found and _fits(judged, suspect):
+            found[suspect.kind] = suspect.text
+        if len(found) >= MOST_GUESSES:
+            break
+    return list(found.values())
+
+
+def _fits(judged: Judged, suspect: Suspect) -> bool:
+    try:
+        exact = fp64.forward(suspect.problem)
+        arithmetic = judged.kernel.arithmetic(suspect.problem)
+        bound = forward_bound(suspect.problem, exact, arithmetic, judged.rules.machine).out.interval
+    except (ArgumentError, RuntimeError):
+        return False
+    live = exact.visible.any(-1, keepdim=True)
+    if not bool(live.any()):
+        return False
+    got = judged.result.out.double()
+    if not _explains(judged, suspect, bound.exact, live):
+        return False
+    if suspect.row_factor is None:
+        return bool((bound.accepts(got) | ~live).all())
+    factor = suspect.row_factor.unsqueeze(-1)
+    centre, error = factor * bound.exact, factor * bound.error
+    allowed = 2 * error + half_ulp(centre.abs() + error, bound.fmt)
+    return bool((((got - centre).abs() <= allowed) | ~live).all())
+
+
+def _explains(judged: Judged, suspect: Suspect, value: Tensor, live: Tensor) -> bool:
+    """Where the kernel is wrong, the suspect is ten times closer: a bound that accepts all proves nothing."""
+    got = judged.result.out.double()
+    if suspect.row_factor is not None:
+        value = suspect.row_factor.unsqueeze(-1) * value
+    wrong = (judged.measured["O"].margin > 1) & live & torch.isfinite(got)
+    if not bool(wrong.any()):
+        return False
+    before, after = (got - judged.exact.out)[wrong], (got - value)[wrong]
+    return float(after.square().sum()) < 0.01 * float(before.square().sum())
+
+
+def _zeroed(judged: Judged) -> Tensor:
+    """Boolean (B, H, Nq): rows that are zero, and wrong."""
+    got = judged.result.out.double()
+    return (got == 0).all(-1) & (judged.measured["O"].margin > 1).any(-1)
+
+
+def _finite_start(judged: Judged) -> str:
+    """Zero rows are exactly those with the lowest logits, and these are low indeed."""
+    zero, top = _zeroed(judged), judged.exact.row_max
+    others = top[(judged.result.out != 0).any(-1) & ~judged.empty_rows]
+    if not bool(zero.any()):
+        return ""
+    highest = float(top[zero].max())
+    if highest > -80 or (others.numel() and float(others.min()) <= highest):
+        return ""
+    rows = f"{int(zero.sum())} rows whose logits all lie below {highest:.3g}"
+    return f"O is zero in {rows}: the running maximum starts at a finite number"
+
+
+def _zero_rows(judged: Judged) -> tuple[str, ...]:
+    zero = _zeroed(judged)
+    if not bool(zero.any()):
+        return ()
+    if bool((zero | judged.empty_rows).all()):
+        return ("O is zero everywhere",)
+    rows = sorted(set(zero.nonzero()[:, 2].tolist()))
+    return (f"O is zero in {int(zero.sum())} rows that see keys (first: row {rows[0]})",)
+
+
+def _narrower(judged: Judged) -> tuple[str, ...]:
+    """Arithmetic other than declared that explains the errors in size: worst case and rms."""
+    declared, machine = judged.rules.arithmetic, judged.rules.machine
+    trials = [
+        (f"P is rounded into {fmt}", replace(declared, probability_format=fmt), machine)
+        for fmt in (FP16, BF16, E4M3, E5M2)
+        if fmt.precision < declared.probability_format.precision
+    ]
+    for fmt in (FP16, BF16):
+        narrow = replace(machine.vector, precision=fmt.precision)
+        units = {name: replace(unit, precision=fmt.precision) for name, unit in machine.accumulators.items()}
+        trials.append(
+            (f"sums are accumulated in {fmt}", declared, replace(machine, vector=narrow, accumulators=units))
+        )
+    for text, arithmetic, other in trials:
+        bound = forward_bound(judged.problem, judged.exact, arithmetic, other).out
+        measured = measure("O", judged.result.out, bound, ~judged.empty_rows)
+        tally = RmsTally()
+        tally.add(measured)
+        if not measured.over and tally.ratio is not None and 0.3 < tally.ratio < 1.5:
+            return (f"{text} (errors fit that arithmetic, measured / predicted rms {tally.ratio:.2f})",)
+    return ()
+
+
+def _log_sum_exp(judged: Judged) -> tuple[str, ...]:
+    assert judged.result.lse is not None
+    got, exact = judged.result.lse.double(), judged.exact
+    interval = judged.bound.lse.interval
+    live = ~judged.empty_rows
+    log_sum = torch.log(torch.where(live, exact.row_sum, 1.0))
+    rules: dict[str, Tensor] = {
+        "LSE is in base 2 (larger by a factor 1/ln 2)": interval.exact / math.log(2.0),
+        "LSE is scaled by ln 2 although it is natural already": interval.exact * math.log(2.0),
+        "the maximum is left out of LSE: it is log(row sum)": log_sum,
+        "LSE holds the row maximum alone": exact.row_max,
+        "LSE holds the sum, not its logarithm": torch.exp(interval.exact),
+        "LSE has the wrong sign": -interval.exact,
+        "LSE is zero": torch.zeros_like(got),
+    }
+    fitting = (text for text, value in rules.items() if _close(got, value, interval, live))
+    return tuple(fitting)[:MOST_GUESSES]
+
+
+def _close(got: Tensor, value: Tensor, interval: Interval, live: Tensor) -> bool:
+    """Within the bound's relative size of ``value``, with room for one more fp32 operation."""
+    room = 2 * interval.error + 2.0**-21 * (value.abs() + 1)
+    return bool(((got - value).abs() <= room)[live & torch.isfinite(value)].all())

@@ -132,7 +132,8 @@ def no_silent_overflow(judged: Judged) -> Record:
     """Where scores pass the end of fp32, the result is the right one, inf or NaN: never finite and wrong.
 
     Judged on rows whose largest score overflows fp32 and leads the next by more than 2^-10 of itself:
-    there the exact O is the value of one key, and LSE is past fp32 (contract, point 7).
+    there the exact O is the value of one key, and LSE is past fp32 (contract, point 7). Rows in which
+    the partial sums of a score may overflow to the other side are left out.
     """
     name = "special.no_silent_overflow"
     if not judged.kernel.capabilities.isolates_nonfinite:
@@ -144,6 +145,7 @@ def no_silent_overflow(judged: Judged) -> Record:
     two = scores.topk(min(2, scores.shape[-1]), -1).values
     lead = two[..., 0] - two[..., -1] if two.shape[-1] == 2 else torch.full_like(top, torch.inf)
     rows = (top > FP32.max_finite * (1 + CLEAR_LEAD)) & torch.isfinite(top) & (lead > CLEAR_LEAD * top)
+    rows &= ~_two_sided(judged)
     if not bool(rows.any()):
         return not_applicable(name, "no score leaves the range of fp32 with a clear lead")
     line = judged.problem.describe()
@@ -161,3 +163,14 @@ def no_silent_overflow(judged: Judged) -> Record:
     if lse is not None and bool(torch.isfinite(lse.double()[rows]).any()):
         return Record(name, Status.FAIL, "LSE is finite where it lies past the end of fp32", problem=line)
     return Record(name, Status.PASS, f"{int(rows.sum())} rows", problem=line)
+
+
+def _two_sided(judged: Judged) -> Tensor:
+    """Boolean (B, H, Nq): rows with a score whose positive and negative products both reach past fp32."""
+    problem = judged.problem
+    q, k = problem.q.double(), problem.k.double().repeat_interleave(problem.group, 1).transpose(-1, -2)
+    up, down = q.clamp(min=0), (-q).clamp(min=0)
+    positive = up @ k.clamp(min=0) + down @ (-k).clamp(min=0)
+    negative = up @ (-k).clamp(min=0) + down @ k.clamp(min=0)
+    both = torch.minimum(positive, negative) * max(1.0, abs(problem.effective_scale)) > FP32.max_finite / 2
+    return (both & judged.exact.visible).any(-1)
