@@ -18,6 +18,7 @@ Order = Literal["ascending", "descending", "unknown"]
 RowSum = Literal["unrounded", "rounded"]
 ScalePlacement = Literal["exponent_fma", "exponent_subtract_first", "scores", "operands"]
 Normalise = Literal["after_product", "before_product"]
+SinkPosition = Literal["first", "last"]
 Rounding = Literal["nearest", "toward_zero"]
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -25,6 +26,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "row_sum": ("unrounded", "rounded"),
     "scale_placement": ("exponent_fma", "exponent_subtract_first", "scores", "operands"),
     "normalise": ("after_product", "before_product"),
+    "sink_position": ("first", "last"),
 }
 
 
@@ -54,6 +56,7 @@ class Arithmetic:
         scale_roundings: roundings (fp32) in the constant that multiplies the scores.
         exp_error: relative error of the kernel's own exponential; None: the machine's.
         rescale_threshold: log2 growth of the running maximum below which rescaling is skipped.
+        sink_position: a sink joins the running maximum and sum before or after the key tiles.
         splits: partial results that are merged at the end (split keys); 1: none.
         atomic_dq: dQ is summed by atomics, so its order differs from run to run.
         grad_accumulator_format: dQ is rounded into this format after every key tile, dK and dV after
@@ -80,6 +83,7 @@ class Arithmetic:
     scale_roundings: int = 1
     exp_error: float | None = None
     rescale_threshold: float = 0.0
+    sink_position: SinkPosition = "last"
     splits: int = 1
     atomic_dq: bool = False
     grad_accumulator_format: Format | None = None

@@ -11,274 +11,225 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from kernels.masking import band_sees, row_sees_any, tile_range
+from kernels.launch import device_of, pair_arguments, pair_constants
+from kernels.masking import row_sees_any, segment, tile_range
 from kernels.options import Options
+from kernels.scores import LOG2E, pair_scores
 from kernels.softmax import online_softmax_step
-from kernels.tuning import forward_tile, padded
+from kernels.tuning import forward_tile
 
 LN2 = tl.constexpr(0.6931471805599453)
 
 
-@triton.jit
-def _walk_keys(
-    b_q,
-    b_acc,
-    m_i,
-    l_i,
-    p_k,
-    stride_kn,
-    stride_kd,
-    p_v,
-    stride_vn,
-    stride_vd,
-    o_m,
-    start,
-    stop,
-    sigma,
-    score_factor,
-    n_queries,
-    key_limit,
-    shift,
-    left,
-    right,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    HAS_LEFT: tl.constexpr,
-    HAS_RIGHT: tl.constexpr,
-    MASKED: tl.constexpr,
-    PLAIN_SCORE: tl.constexpr,
-    NEGATIVE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """Fold keys [start, stop), a tile at a time in ascending order, into the running state."""
-    o_n = tl.arange(0, BLOCK_N)
-    o_d = tl.arange(0, BLOCK_D)
-    o_dv = tl.arange(0, BLOCK_DV)
-    o_local = o_n.to(tl.int64) if WIDE else o_n
-    o_k = o_d[:, None] * stride_kd + o_local[None, :] * stride_kn
-    o_v = o_local[:, None] * stride_vn + o_dv[None, :] * stride_vd
-    for i_n in tl.range(start, stop, BLOCK_N):
-        o_j = i_n + o_n
-        p_k_tile = p_k + tl.cast(i_n, tl.int64) * stride_kn
-        p_v_tile = p_v + tl.cast(i_n, tl.int64) * stride_vn
-        # Columns past the head dim and, where a tail can be met, keys past the end read as zero.
-        m_k = (o_d[:, None] < D) & (o_j[None, :] < key_limit) if MASKED else (o_d[:, None] < D)
-        m_v = (o_j[:, None] < key_limit) & (o_dv[None, :] < DV) if MASKED else (o_dv[None, :] < DV)
-        b_k = tl.load(p_k_tile + o_k, mask=m_k, other=0.0)  # [BD, BN]
-        b_s = tl.dot(b_q, b_k, input_precision=PRECISION)  # [BM, BN]
-        if not PLAIN_SCORE:
-            b_s = b_s * score_factor
-        if MASKED:
-            m_seen = band_sees(
-                o_m[:, None], o_j[None, :], n_queries, key_limit, shift, left, right, HAS_LEFT, HAS_RIGHT
-            )
-            b_s = tl.where(m_seen, b_s, float("inf") if NEGATIVE else float("-inf"))
-        b_p, b_alpha, m_i, l_i = online_softmax_step(
-            b_s, sigma, m_i, l_i, NEGATIVE, p_v.dtype.element_ty == tl.float16
-        )
-        b_v = tl.load(p_v_tile + o_v, mask=m_v, other=0.0)  # [BN, BDV]
-        b_acc = b_acc * b_alpha[:, None]
-        b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc, input_precision=PRECISION)
-    return b_acc, m_i, l_i
-
-
 # Lengths and mask bounds take any value from call to call: no recompilation where one is 1 or divisible
 # by 16.
-@triton.jit(do_not_specialize=["n_tiles", "n_queries", "n_keys", "shift", "left", "right"])
+@triton.jit(do_not_specialize=["n_tiles", "n_queries", "n_keys", "left", "right"])
 def _forward_kernel(
     p_q,
-    stride_qb,
-    stride_qh,
-    stride_qm,
-    stride_qd,
+    s_q,
     p_k,
-    stride_kb,
-    stride_kh,
-    stride_kn,
-    stride_kd,
+    s_k,
     p_v,
-    stride_vb,
-    stride_vh,
-    stride_vn,
-    stride_vd,
+    s_v,
     p_o,
-    stride_ob,
-    stride_oh,
-    stride_om,
-    stride_od,
+    s_o,
     p_lse,
-    stride_lb,
-    stride_lh,
+    s_lse,
+    n_tiles,
+    p_sink,
     n_heads,
     group,
-    n_tiles,
     n_queries,
     n_keys,
     sigma,
     score_factor,
-    shift,
+    cap,
     left,
     right,
+    p_key_lengths,
+    p_cu_q,
+    p_cu_k,
+    p_mask,
+    s_mask,
+    p_bias,
+    s_bias,
+    p_slopes,
+    s_slopes,
     D: tl.constexpr,
     DV: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
+    WIDE: tl.constexpr,
+    BOTTOM_RIGHT: tl.constexpr,
     HAS_LEFT: tl.constexpr,
     HAS_RIGHT: tl.constexpr,
-    PLAIN_SCORE: tl.constexpr,
+    DATA_MASK: tl.constexpr,
+    PLAIN: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     NEGATIVE: tl.constexpr,
     PRECISION: tl.constexpr,
-    WIDE: tl.constexpr,
 ):
     # The last rows see the most keys under a causal mask: they start first.
     i_t = n_tiles - 1 - tl.program_id(0) % n_tiles
     i_bh = tl.program_id(0) // n_tiles
-    i_b = (i_bh // n_heads).to(tl.int64)
     i_h = (i_bh % n_heads).to(tl.int64)
-    i_hk = i_h // group
+    i_b, q_start, k_start, n_queries, n_keys, key_limit, shift, offset = segment(
+        i_bh // n_heads, n_queries, n_keys, p_key_lengths, p_cu_q, p_cu_k, BOTTOM_RIGHT
+    )
     i_m = i_t * BLOCK_M
-    key_limit = n_keys
+    if i_m >= n_queries:
+        return
 
     # Tile starts are 64-bit before any multiplication; offsets inside a tile are too where WIDE.
-    p_q += i_b * stride_qb + i_h * stride_qh + i_m.to(tl.int64) * stride_qm
-    p_k += i_b * stride_kb + i_hk * stride_kh
-    p_v += i_b * stride_vb + i_hk * stride_vh
-    p_o += i_b * stride_ob + i_h * stride_oh + i_m.to(tl.int64) * stride_om
-    p_lse += i_b * stride_lb + i_h * stride_lh + i_m
+    p_q += i_b * s_q[0] + i_h * s_q[1] + (q_start + i_m) * s_q[2]
+    p_k += i_b * s_k[0] + i_h // group * s_k[1] + k_start * s_k[2]
+    p_v += i_b * s_v[0] + i_h // group * s_v[1] + k_start * s_v[2]
+    p_o += i_b * s_o[0] + i_h * s_o[1] + (q_start + i_m) * s_o[2]
+    p_lse += i_b * s_lse[0] + i_h * s_lse[1] + (q_start + i_m) * s_lse[2]
+    if p_mask is not None:
+        p_mask += i_b * s_mask[0] + i_h * s_mask[1] + q_start * s_mask[2] + k_start * s_mask[3]
+    if p_bias is not None:
+        p_bias += i_b * s_bias[0] + i_h * s_bias[1] + q_start * s_bias[2] + k_start * s_bias[3]
+    slope = 0.0
+    if p_slopes is not None:
+        slope = tl.load(p_slopes + i_b * s_slopes[0] + i_h * s_slopes[1])
 
-    o_local = tl.arange(0, BLOCK_M)
-    o_m = i_m + o_local
     o_d = tl.arange(0, BLOCK_D)
     o_dv = tl.arange(0, BLOCK_DV)
-    o_rows = o_local.to(tl.int64) if WIDE else o_local
-    m_rows = o_m < n_queries
+    o_n = tl.arange(0, BLOCK_N)
+    o_row = tl.arange(0, BLOCK_M)
+    o_m = i_m + o_row
+    m_row = o_m < n_queries
+    o_row = o_row.to(tl.int64) if WIDE else o_row
+    o_col = o_n.to(tl.int64) if WIDE else o_n
     b_q = tl.load(
-        p_q + o_rows[:, None] * stride_qm + o_d[None, :] * stride_qd,
-        mask=m_rows[:, None] & (o_d[None, :] < D),
+        p_q + o_row[:, None] * s_q[2] + o_d[None, :] * s_q[3],
+        mask=m_row[:, None] & (o_d[None, :] < D),
         other=0.0,
     )
+    o_k = o_d[:, None] * s_k[3] + o_col[None, :] * s_k[2]
+    o_v = o_col[:, None] * s_v[2] + o_dv[None, :] * s_v[3]
 
     b_acc = tl.zeros([BLOCK_M, BLOCK_DV], dtype=tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     l_i = tl.zeros([BLOCK_M], dtype=tl.float32)
-    last = tl.minimum(i_m + BLOCK_M, n_queries) - 1
+    b_seen = tl.zeros([BLOCK_M], dtype=tl.int32)
     start, full_start, full_stop, stop = tile_range(
-        i_m, last, key_limit, True, shift, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_N
+        i_m,
+        tl.minimum(i_m + BLOCK_M, n_queries) - 1,
+        key_limit,
+        shift,
+        left,
+        right,
+        HAS_LEFT,
+        HAS_RIGHT,
+        DATA_MASK,
+        BLOCK_N,
     )
-    for i_part in tl.static_range(3):
-        if i_part == 0:
-            part_start, part_stop = start, tl.minimum(full_start, stop)
-        elif i_part == 1:
-            part_start, part_stop = full_start, full_stop
-        else:
-            part_start, part_stop = full_stop, stop
-        b_acc, m_i, l_i = _walk_keys(
-            b_q,
-            b_acc,
-            m_i,
-            l_i,
-            p_k,
-            stride_kn,
-            stride_kd,
-            p_v,
-            stride_vn,
-            stride_vd,
-            o_m,
-            part_start,
-            part_stop,
-            sigma,
-            score_factor,
-            n_queries,
-            key_limit,
-            shift,
-            left,
-            right,
-            D,
-            DV,
-            BLOCK_N,
-            BLOCK_D,
-            BLOCK_DV,
-            HAS_LEFT,
-            HAS_RIGHT,
-            i_part != 1,
-            PLAIN_SCORE,
-            NEGATIVE,
-            PRECISION,
-            WIDE,
-        )
+    # Keys left of the full tiles, the full tiles, and keys right of them. Only a window has the first;
+    # where contents decide, all is in the last.
+    for i_part in tl.static_range(2 if DATA_MASK else (0 if HAS_LEFT else 1), 3):
+        part_start = start if i_part == 0 else (full_start if i_part == 1 else full_stop)
+        part_stop = tl.minimum(full_start, stop) if i_part == 0 else (full_stop if i_part == 1 else stop)
+        for i_n in tl.range(part_start, part_stop, BLOCK_N):
+            o_j = i_n + o_n
+            # Columns past the head dim and keys past the end read as zero.
+            m_k = (o_d[:, None] < D) & (o_j[None, :] < key_limit) if i_part != 1 else (o_d[:, None] < D)
+            m_v = (o_j[:, None] < key_limit) & (o_dv[None, :] < DV) if i_part != 1 else (o_dv[None, :] < DV)
+            b_k = tl.load(p_k + tl.cast(i_n, tl.int64) * s_k[2] + o_k, mask=m_k, other=0.0)  # [BD, BN]
+            b_qk = tl.dot(b_q, b_k, input_precision=PRECISION)  # [BM, BN]
+            b_s, _, m_seen = pair_scores(
+                b_qk,
+                o_m[:, None],
+                o_j[None, :],
+                n_queries,
+                key_limit,
+                shift,
+                left,
+                right,
+                offset,
+                score_factor,
+                cap,
+                slope,
+                p_mask,
+                s_mask[2],
+                s_mask[3],
+                p_bias,
+                s_bias[2],
+                s_bias[3],
+                HAS_LEFT,
+                HAS_RIGHT,
+                i_part != 1,
+                PLAIN,
+                SOFTCAP,
+                p_slopes is not None,
+                float("inf") if NEGATIVE else float("-inf"),
+            )
+            if DATA_MASK:
+                b_seen = tl.maximum(b_seen, tl.max(m_seen.to(tl.int32), 1))
+            b_p, b_alpha, m_i, l_i = online_softmax_step(
+                b_s, sigma, m_i, l_i, NEGATIVE, p_v.dtype.element_ty == tl.float16
+            )
+            b_v = tl.load(p_v + tl.cast(i_n, tl.int64) * s_v[2] + o_v, mask=m_v, other=0.0)  # [BN, BDV]
+            b_acc = b_acc * b_alpha[:, None]
+            b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc, input_precision=PRECISION)
 
     # Whether a row sees a key is asked of the mask, not of m_i or l_i: scores that overflowed to -inf
     # leave those looking empty, and must give NaN (0/0 below), not a finite row of zeros.
-    m_any = row_sees_any(o_m, key_limit, shift, left, right, HAS_LEFT, HAS_RIGHT)
+    m_any = b_seen > 0 if DATA_MASK else row_sees_any(o_m, key_limit, shift, left, right, HAS_LEFT, HAS_RIGHT)
+    if p_sink is not None:
+        # One more key, whose value is zero; it counts in the log-sum-exp of an empty row too.
+        b_sink = tl.load(p_sink + i_h) * LOG2E
+        m_new = tl.maximum(m_i, b_sink)
+        m_base = tl.where(m_new == float("-inf"), 0.0, m_new)
+        b_alpha = tl.exp2(m_i - m_base)
+        b_acc = b_acc * b_alpha[:, None]
+        l_i = l_i * b_alpha + tl.exp2(b_sink - m_base)
+        m_i = m_new
+    b_lse = (m_i + tl.log2(l_i)) * LN2
+    if p_sink is None:
+        b_lse = tl.where(m_any, b_lse, float("-inf"))
     b_o = tl.where(m_any[:, None], b_acc / l_i[:, None], 0.0)
-    b_lse = tl.where(m_any, (m_i + tl.log2(l_i)) * LN2, float("-inf"))
     tl.store(
-        p_o + o_rows[:, None] * stride_om + o_dv[None, :] * stride_od,
+        p_o + o_row[:, None] * s_o[2] + o_dv[None, :] * s_o[3],
         b_o.to(p_o.dtype.element_ty),
-        mask=m_rows[:, None] & (o_dv[None, :] < DV),
+        mask=m_row[:, None] & (o_dv[None, :] < DV),
     )
-    tl.store(p_lse + o_local, b_lse, mask=m_rows)
+    tl.store(p_lse + o_row * s_lse[2], b_lse, mask=m_row)
 
 
-def launch_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options
-) -> tuple[torch.Tensor, torch.Tensor]:
+def launch_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """O (batch, heads, Nq, value dim) in v's dtype and the natural log-sum-exp (batch, heads, Nq) in fp32."""
     batch, heads, num_queries, head_dim = q.shape
-    num_keys, value_dim = v.shape[2:]
+    value_dim = v.shape[3]
     out = torch.empty((batch, heads, num_queries, value_dim), dtype=v.dtype, device=v.device)
     lse = torch.empty((batch, heads, num_queries), dtype=torch.float32, device=q.device)
-    if out.shape[:3].numel() == 0:
+    if lse.numel() == 0:
         return out, lse
-    tile = forward_tile(q.device.type, q.element_size(), head_dim, value_dim, num_queries, num_keys)
-    num_tiles = triton.cdiv(num_queries, tile.block_m)
-    _forward_kernel[(num_tiles * batch * heads,)](
-        q,
-        *q.stride(),
-        k,
-        *k.stride(),
-        v,
-        *v.stride(),
-        out,
-        *out.stride(),
-        lse,
-        *lse.stride()[:2],
-        heads,
-        heads // k.shape[1],
-        num_tiles,
-        num_queries,
-        num_keys,
-        options.sigma,
-        options.score_factor,
-        options.shift,
-        options.left or 0,
-        options.right or 0,
-        D=head_dim,
-        DV=value_dim,
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        BLOCK_D=padded(head_dim),
-        BLOCK_DV=padded(value_dim),
-        HAS_LEFT=options.left is not None,
-        HAS_RIGHT=options.right is not None,
-        PLAIN_SCORE=options.plain_score,
-        NEGATIVE=options.sigma < 0,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        WIDE=needs_wide_offsets(tile.block_m, tile.block_n, q, k, v, out),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+    tile = forward_tile(
+        q.device.type, q.element_size(), head_dim, value_dim, options.longest_q, options.longest_k
     )
+    num_tiles = triton.cdiv(options.longest_q, tile.block_m)
+    with device_of(q):
+        _forward_kernel[(num_tiles * options.segments * heads,)](
+            q,
+            q.stride(),
+            k,
+            k.stride(),
+            v,
+            v.stride(),
+            out,
+            out.stride(),
+            lse,
+            lse.stride(),
+            num_tiles,
+            options.sink,
+            *pair_arguments(q, k, options),
+            NEGATIVE=options.sigma < 0,
+            **pair_constants(tile, options, q, k, v, out),
+        )
     return out, lse
-
-
-def needs_wide_offsets(block_m: int, block_n: int, *tensors: torch.Tensor) -> bool:
-    """Whether offsets inside one tile can pass 2^31 elements."""
-    rows = max(block_m, block_n)
-    return any(rows * abs(x.stride(2)) + padded(x.shape[3]) * abs(x.stride(3)) >= 2**31 for x in tensors)

@@ -4,49 +4,72 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from kernels import interpreter
-from kernels.forward_kernel import launch_forward
-from kernels.options import check_tensors, parse_options
-from kernels.tuning import forward_tile
+from kernels.operators import forward_op
+from kernels.passes import run_backward, run_forward
+from kernels.tuning import backward_tile, forward_tile
 
 _ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 
 
-def forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """Attention output and log-sum-exp; takes the options of `flash_attention`, and is not differentiable.
 
     Returns:
         out: (batch, heads, Nq, value dim) in the inputs' dtype; a row that sees no key is 0.
-        lse: (batch, heads, Nq) fp32, natural log of the sum of exp(score); -inf where no key is seen.
+        lse: (batch, heads, Nq) fp32, natural log of the sum of exp(score), the sink's included; -inf where
+        there is nothing to sum.
     """
-    check_tensors(q, k, v)
-    interpreter.repair()
-    return launch_forward(q, k, v, parse_options(q, k, **options))
+    return run_forward(q, k, v, **options)
+
+
+def backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    dlse: Tensor | None = None,
+    **options: Any,
+) -> dict[str, Tensor]:
+    """Gradients of `flash_attention`, from what its forward returned.
+
+    Args:
+        dout: gradient of out; dlse: of lse, (batch, heads, Nq) fp32, or None for zero.
+        out, lse: as `forward` returned them for the same q, k, v and options.
+
+    Returns:
+        "dq", "dk", "dv" in the shapes and dtype of q, k, v; "dbias" in the bias's shape and dtype and
+        "dsink" (heads,) in the sink's dtype, where those are given.
+    """
+    return run_backward(dout, q, k, v, out, lse, dlse=dlse, **options)
 
 
 def flash_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
     scale: float | None = None,
     causal: str | None = None,
     window: tuple[int | None, int | None] | None = None,
-    mask: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    alibi_slopes: torch.Tensor | None = None,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     softcap: float | None = None,
-    sink: torch.Tensor | None = None,
-    key_lengths: torch.Tensor | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_k: torch.Tensor | None = None,
+    sink: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
     return_lse: bool = False,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """softmax(scale * q k^T) v, over the keys that each query sees.
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(softcap(scale * q k^T) + bias) v, over the keys that each query sees.
+
+    Differentiable in q, k, v, bias and sink, through the log-sum-exp too; works under torch.compile.
 
     Args:
         q: (batch, heads, Nq, dim); fp16, bf16 or fp32; any strides, dim 1..256.
@@ -54,29 +77,41 @@ def flash_attention(
         v: (batch, kv heads, Nk, value dim).
         scale: any finite number; 1/sqrt(dim) by default.
         causal: None, "top_left" (key j <= query i) or "bottom_right" (j <= i + Nk - Nq).
+        window: (left, right) keys around the same diagonal (bottom right where causal is None), both ends
+            included; None on a side is no limit.
+        mask: boolean, 4 dimensions, each 1 or that of (batch, heads, Nq, Nk); True where a key is seen.
+        bias: added to the scaled, capped score; shaped like a mask. -inf hides a key.
+        alibi_slopes: (heads,) or (batch, heads); adds -slope * |i + Nk - Nq - j|.
+        softcap: c > 0, for c * tanh(score / c).
+        sink: (heads,) logits that add exp(sink) to the denominator.
+        key_lengths: (batch,) integers; keys past them are padding, which is never read.
+        cu_seqlens_q, cu_seqlens_k: (segments + 1,) integers; sequences packed into a batch of 1, which see
+            only themselves. Masks and biases then index the packed tensors.
         return_lse: also return the log-sum-exp.
 
     Returns:
         out, or (out, lse); see `forward`.
 
     Raises:
-        ValueError: an argument's value is illegal; NotImplementedError: the option is not supported yet.
+        ValueError: an argument's value is illegal.
     """
-    out, lse = forward(
+    left, right = (None, None) if window is None else window
+    out, lse = forward_op(
         q,
         k,
         v,
-        scale=scale,
-        causal=causal,
-        window=window,
-        mask=mask,
-        bias=bias,
-        alibi_slopes=alibi_slopes,
-        softcap=softcap,
-        sink=sink,
-        key_lengths=key_lengths,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
+        scale,
+        causal,
+        left,
+        right,
+        mask,
+        bias,
+        alibi_slopes,
+        softcap,
+        sink,
+        key_lengths,
+        cu_seqlens_q,
+        cu_seqlens_k,
     )
     return (out, lse) if return_lse else out
 
@@ -84,14 +119,16 @@ def flash_attention(
 def arithmetic(
     dtype_name: str, head_dim: int, value_dim: int, num_queries: int, num_keys: int, device_type: str
 ) -> dict[str, Any]:
-    """Where the forward rounds, for one problem, as plain data."""
-    tile = forward_tile(device_type, _ELEMENT_BYTES[dtype_name], head_dim, value_dim, num_queries, num_keys)
+    """Where the kernels round, for one problem, as plain data."""
+    sizes = (device_type, _ELEMENT_BYTES[dtype_name], head_dim, value_dim, num_queries, num_keys)
     return {
         "probability_format": dtype_name,
+        "grad_score_format": dtype_name,
         "score_format": None,
         "output_format": dtype_name,
         "lse_format": "fp32",
-        "block_keys": tile.block_n,
+        "block_keys": forward_tile(*sizes).block_n,
+        "block_queries": backward_tile("dkdv", *sizes).block_m,
         "order": "ascending",
         "row_sum": "unrounded",
         "scale_placement": "exponent_fma",
@@ -108,11 +145,22 @@ def _self_test() -> list[str]:
 flash_attention.__flashcheck__ = {  # type: ignore[attr-defined]
     "name": "kernels:flash_attention",
     "forward": forward,
-    "backward": None,
+    "backward": backward,
     "self_test": _self_test,
     "capabilities": {
         "dtypes": ["fp16", "bf16", "fp32"],
-        "options": ["scale", "causal"],
+        "options": [
+            "scale",
+            "causal",
+            "window",
+            "mask",
+            "bias",
+            "alibi_slopes",
+            "softcap",
+            "sink",
+            "key_lengths",
+            "cu_seqlens",
+        ],
         "causal": ["top_left", "bottom_right"],
         "head_dim": [1, 256],
         "value_dim_differs": True,

@@ -2,11 +2,40 @@
 
 A band of keys surrounds the diagonal: query i is aligned with key ``i + shift``, where shift is 0 (top
 left) or Nk - Nq (bottom right), and sees keys from ``left`` before it to ``right`` after it. Causality
-is a band with right = 0. An unlimited side is absent at compile time (HAS_LEFT, HAS_RIGHT).
+is a band with right = 0. An unlimited side is absent at compile time (HAS_LEFT, HAS_RIGHT). In packed
+batches all indices and lengths are those of the segment.
 """
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def segment(i_b, n_queries, n_keys, p_key_lengths, p_cu_q, p_cu_k, BOTTOM_RIGHT: tl.constexpr):
+    """Where batch (or packed segment) i_b lies, and how far its keys and its diagonal reach.
+
+    Returns:
+        i_batch: batch index into the tensors (0 where segments are packed into one batch);
+        q_start, k_start: 64-bit first rows; n_queries, n_keys: its lengths; key_limit: keys that are
+        not padding; shift: the mask's diagonal; offset: ALiBi's diagonal, always bottom right.
+    """
+    i_batch = i_b.to(tl.int64)
+    q_start = i_batch * 0
+    k_start = i_batch * 0
+    if p_cu_q is not None:
+        q_start = tl.load(p_cu_q + i_b).to(tl.int64)
+        k_start = tl.load(p_cu_k + i_b).to(tl.int64)
+        n_queries = (tl.load(p_cu_q + i_b + 1) - q_start).to(tl.int32)
+        n_keys = (tl.load(p_cu_k + i_b + 1) - k_start).to(tl.int32)
+        i_batch = i_batch * 0
+    key_limit = n_keys
+    if p_key_lengths is not None:
+        # Lengths count from the start of the batch, also where segments are packed into it.
+        reach = (tl.load(p_key_lengths + i_batch) - k_start).to(tl.int32)
+        key_limit = tl.minimum(tl.maximum(reach, 0), n_keys)
+    offset = n_keys - n_queries
+    shift = offset if BOTTOM_RIGHT else offset * 0
+    return i_batch, q_start, k_start, n_queries, n_keys, key_limit, shift, offset
 
 
 @triton.jit
@@ -42,27 +71,27 @@ def tile_range(
     first,
     last,
     limit,
-    whole,
     shift,
     before,
     after,
     HAS_BEFORE: tl.constexpr,
     HAS_AFTER: tl.constexpr,
+    MASK_ALL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Where to walk along the other axis, for rows first..last (both included) of this one.
 
     Row r meets columns r + shift - before .. r + shift + after within [0, limit). For a tile of queries
-    the columns are keys, (before, after) = (left, right) and shift is the mask's; for a tile of keys the
-    columns are queries, the sides change places and shift changes sign.
+    the columns are keys and (before, after) = (left, right); for a tile of keys the columns are queries,
+    the sides change places and shift changes sign.
 
     Args:
-        whole: False where no tile may go unmasked (this tile's own tail is not inside).
+        MASK_ALL: no tile may go unmasked.
 
     Returns:
         start, full_start, full_stop, stop: every met column lies in [start, stop); in
         [full_start, full_stop) whole tiles are met by all rows, so that they need no mask. All but
-        ``stop`` are multiples of BLOCK.
+        ``stop`` are multiples of BLOCK. full_start is start where HAS_BEFORE is false.
     """
     start = limit * 0
     stop = limit
@@ -78,10 +107,10 @@ def tile_range(
     stop = tl.maximum(stop, start)
     full_start = (full_start + BLOCK - 1) // BLOCK * BLOCK
     full_stop = tl.maximum(full_stop, 0) // BLOCK * BLOCK
-    if not whole:
-        full_stop = full_stop * 0
-    # With no full tile, everything is walked in the first, masked stretch.
-    if full_stop <= full_start:
-        full_start = (stop + BLOCK - 1) // BLOCK * BLOCK
-        full_stop = full_start
+    # With no full tile, everything is walked in the last, masked stretch.
+    none = full_stop <= full_start
+    if MASK_ALL:
+        none = full_start >= 0
+    full_start = tl.where(none, start, full_start)
+    full_stop = tl.where(none, start, full_stop)
     return start, full_start, full_stop, stop

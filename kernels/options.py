@@ -1,12 +1,13 @@
-"""Checks a call's arguments and reduces them to the few numbers that the kernels take."""
+"""Checks a call's arguments and reduces them to what the kernels take."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from kernels.interpreter import interpreted
 
@@ -15,17 +16,6 @@ CAUSAL = (None, "top_left", "bottom_right")
 LOG2E = 1.4426950408889634
 # Below fp32's smallest normal number a factor may be flushed to zero, and 0 * -inf is NaN.
 _SMALLEST_FACTOR = 2.0**-126
-UNSUPPORTED = (
-    "window",
-    "mask",
-    "bias",
-    "alibi_slopes",
-    "softcap",
-    "sink",
-    "key_lengths",
-    "cu_seqlens_q",
-    "cu_seqlens_k",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +24,42 @@ class Options:
 
     Attributes:
         scale: the factor of q . k, a finite number.
-        sigma: factor from a kernel's scores to log2 units; never zero.
-        score_factor: what q . k is multiplied by before sigma; 1 where ``plain_score``.
-        plain_score: the score is q . k itself, and sigma carries the scale.
-        shift: key aligned with query 0.
+        sigma, score_factor, cap, plain: see `kernels.scores`; sigma is never zero.
+        bottom_right: the mask's diagonal ends in the last query and key, not starts in the first.
         left, right: keys seen before and after the diagonal; None is unlimited.
+        mask, bias: (batch, heads, Nq, Nk), broadcast by strides of 0; or None.
+        slopes: (batch, heads) fp32, times log2 e; sink: (heads,) fp32; key_lengths: (batch,).
+        cu_q, cu_k: first rows of packed segments, and the end.
+        segments: batches, or packed segments; longest_q, longest_k: of any of them.
     """
 
     scale: float
     sigma: float
     score_factor: float
-    plain_score: bool
-    shift: int
+    cap: float
+    plain: bool
+    softcap: bool
+    bottom_right: bool
     left: int | None
     right: int | None
+    mask: Tensor | None
+    bias: Tensor | None
+    slopes: Tensor | None
+    sink: Tensor | None
+    key_lengths: Tensor | None
+    cu_q: Tensor | None
+    cu_k: Tensor | None
+    segments: int
+    longest_q: int
+    longest_k: int
+
+    @property
+    def data_mask(self) -> bool:
+        """Whether visibility depends on tensor contents, so that no tile may go unmasked."""
+        return self.mask is not None or self.bias is not None
 
 
-def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise ValueError, naming the argument, its value and what is legal, unless the three fit together."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4:
@@ -78,38 +87,160 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         )
 
 
+def check_gradients(
+    dout: Tensor, q: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None
+) -> None:
+    """Raise ValueError unless the backward's further tensors fit the forward's."""
+    for name, x in (("dout", dout), ("out", out)):
+        expected = (*q.shape[:3], v.shape[3])
+        if tuple(x.shape) != expected or x.dtype != v.dtype or x.device != v.device:
+            got = f"{x.dtype} {tuple(x.shape)} on {x.device}"
+            raise ValueError(f"{name} is {got}; it must be {v.dtype} {expected} on {v.device}")
+    for name, x in (("lse", lse), ("dlse", dlse)):
+        if x is not None and (tuple(x.shape) != tuple(q.shape[:3]) or x.dtype != torch.float32):
+            raise ValueError(
+                f"{name} is {x.dtype} {tuple(x.shape)}; it must be torch.float32 {tuple(q.shape[:3])}"
+            )
+
+
 def parse_options(
-    q: torch.Tensor,
-    k: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
     *,
     scale: float | None = None,
     causal: str | None = None,
-    **unsupported: Any,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
 ) -> Options:
-    """Options of a call on checked tensors.
-
-    Raises:
-        NotImplementedError: an option that is known and not supported yet.
-        TypeError: an option that is not known.
-        ValueError: an illegal value.
-    """
-    for name, value in unsupported.items():
-        if name not in UNSUPPORTED:
-            raise TypeError(f"unknown option {name!r}")
-        if value is not None:
-            raise NotImplementedError(f"option {name!r} is not supported yet")
+    """Options of a call on checked tensors; ValueError names an illegal argument and what is legal."""
+    batch, heads, num_queries, head_dim = q.shape
+    num_keys = k.shape[2]
     if causal not in CAUSAL:
         raise ValueError(f"causal is {causal!r}; it must be None, 'top_left' or 'bottom_right'")
-    scale = 1 / math.sqrt(q.shape[3]) if scale is None else float(scale)
+    scale = 1 / math.sqrt(head_dim) if scale is None else float(scale)
     if not math.isfinite(scale):
         raise ValueError(f"scale is {scale}; it must be a finite number")
-    plain = abs(scale * LOG2E) >= _SMALLEST_FACTOR
+    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
+        raise ValueError(f"softcap is {softcap}; it must be a positive finite number, or None")
+    left, right = _band(causal, window, num_queries + num_keys)
+    full = (batch, heads, num_queries, num_keys)
+    if mask is not None and mask.dtype != torch.bool:
+        raise ValueError(f"mask.dtype is {mask.dtype}; it must be torch.bool, True where a key is seen")
+    if bias is not None and bias.dtype not in DTYPES:
+        raise ValueError(f"bias.dtype is {bias.dtype}; it must be one of {', '.join(map(str, DTYPES))}")
+    if alibi_slopes is not None:
+        if tuple(alibi_slopes.shape) not in ((heads,), (batch, heads)):
+            shape = tuple(alibi_slopes.shape)
+            raise ValueError(f"alibi_slopes.shape is {shape}; it must be ({heads},) or ({batch}, {heads})")
+        alibi_slopes = (alibi_slopes.double() * LOG2E).float().expand(batch, heads)
+    if sink is not None:
+        if tuple(sink.shape) != (heads,):
+            raise ValueError(f"sink.shape is {tuple(sink.shape)}; it must be ({heads},)")
+        sink = sink.detach().float().contiguous()
+    segments, longest_q, longest_k = batch, num_queries, num_keys
+    if (cu_seqlens_q is None) != (cu_seqlens_k is None):
+        raise ValueError("only one of cu_seqlens_q and cu_seqlens_k is given; they must come together")
+    if cu_seqlens_q is not None and cu_seqlens_k is not None:
+        if batch != 1:
+            raise ValueError(f"q.shape[0] is {batch}; a batch packed by cu_seqlens_q must be 1")
+        longest_q = _longest("cu_seqlens_q", cu_seqlens_q, num_queries)
+        longest_k = _longest("cu_seqlens_k", cu_seqlens_k, num_keys)
+        segments = len(cu_seqlens_q) - 1
+        if len(cu_seqlens_k) != segments + 1:
+            count = len(cu_seqlens_k)
+            raise ValueError(f"cu_seqlens_k has {count} entries; cu_seqlens_q has {segments + 1}, as it must")
+        cu_seqlens_q, cu_seqlens_k = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
+    if key_lengths is not None:
+        key_lengths = _checked_lengths(key_lengths, batch, num_keys)
+    for name, x in (("mask", mask), ("bias", bias), ("alibi_slopes", alibi_slopes), ("sink", sink)):
+        _check_device(name, x, q)
+    for name, x in (
+        ("key_lengths", key_lengths),
+        ("cu_seqlens_q", cu_seqlens_q),
+        ("cu_seqlens_k", cu_seqlens_k),
+    ):
+        _check_device(name, x, q)
+    factor = scale / softcap if softcap is not None else scale * LOG2E
+    plain = softcap is None and bias is None and alibi_slopes is None and abs(factor) >= _SMALLEST_FACTOR
     return Options(
         scale=scale,
-        sigma=scale * LOG2E if plain else 1.0,
-        score_factor=1.0 if plain else scale * LOG2E,
-        plain_score=plain,
-        shift=k.shape[2] - q.shape[2] if causal == "bottom_right" else 0,
-        left=None,
-        right=0 if causal is not None else None,
+        sigma=factor if plain else 1.0,
+        score_factor=1.0 if plain else factor,
+        cap=softcap * LOG2E if softcap is not None else 0.0,
+        plain=plain,
+        softcap=softcap is not None,
+        # Where nothing is causal, windows count from the bottom-right diagonal.
+        bottom_right=causal != "top_left",
+        left=left,
+        right=right,
+        mask=_broadcast("mask", mask, full),
+        bias=_broadcast("bias", bias, full),
+        slopes=alibi_slopes,
+        sink=sink,
+        key_lengths=key_lengths,
+        cu_q=cu_seqlens_q,
+        cu_k=cu_seqlens_k,
+        segments=segments,
+        longest_q=longest_q,
+        longest_k=longest_k,
     )
+
+
+def _band(
+    causal: str | None, window: tuple[int | None, int | None] | None, reach: int
+) -> tuple[int | None, int | None]:
+    """Keys seen before and after the diagonal; a side that no pair of ``reach`` rows can pass is None."""
+    left, right = (None, None) if window is None else window
+    for side, value in (("left", left), ("right", right)):
+        if value is not None and value < 0:
+            raise ValueError(f"window {side} is {value}; it must be an integer >= 0, or None for no limit")
+    if causal is not None:
+        right = 0
+    # A window as wide as all rows together hides nothing; larger numbers would not fit the kernels' int32.
+    left = None if left is None or left >= reach else int(left)
+    right = None if right is None or right >= max(reach, 1) else int(right)
+    return left, right
+
+
+def _broadcast(name: str, x: Tensor | None, full: tuple[int, ...]) -> Tensor | None:
+    if x is None:
+        return None
+    if x.ndim != 4 or any(n not in (1, m) for n, m in zip(x.shape, full, strict=True)):
+        raise ValueError(
+            f"{name}.shape is {tuple(x.shape)}; it must have 4 dimensions, each 1 or that of {full}"
+        )
+    return x.detach().expand(full)
+
+
+def _longest(name: str, cu_seqlens: Tensor, total: int) -> int:
+    if cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.ndim != 1 or len(cu_seqlens) < 2:
+        got = f"{cu_seqlens.dtype} {tuple(cu_seqlens.shape)}"
+        raise ValueError(f"{name} is {got}; it must be int32 or int64 (segments + 1,)")
+    ends = cu_seqlens.tolist()
+    lengths = [b - a for a, b in itertools.pairwise(ends)]
+    if ends[0] != 0 or ends[-1] != total or min(lengths) < 0:
+        raise ValueError(f"{name} is {ends}; it must be non-decreasing integers from 0 to {total}")
+    return max(lengths)
+
+
+def _checked_lengths(lengths: Tensor, batch: int, num_keys: int) -> Tensor:
+    if lengths.dtype not in (torch.int32, torch.int64) or tuple(lengths.shape) != (batch,):
+        raise ValueError(
+            f"key_lengths is {lengths.dtype} {tuple(lengths.shape)}; it must be int32 or int64 ({batch},)"
+        )
+    # On a GPU the values are clamped by the kernel instead: reading them here would stall the stream.
+    if lengths.device.type == "cpu" and bool(((lengths < 0) | (lengths > num_keys)).any()):
+        raise ValueError(f"key_lengths is {lengths.tolist()}; they must be integers in 0..{num_keys}")
+    return lengths.contiguous()
+
+
+def _check_device(name: str, x: Tensor | None, q: Tensor) -> None:
+    if x is not None and x.device != q.device:
+        raise ValueError(f"{name} is on {x.device}; it must be on q's device, {q.device}")

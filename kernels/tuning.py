@@ -78,3 +78,54 @@ def _interpreter_side(length: int) -> int:
     if length <= 64:
         return max(16, 1 << max(length - 1, 1).bit_length())
     return 64 if length <= 256 else 128
+
+
+# (architecture, element bytes, kernel) -> largest padded head dim -> tile. On sm90 the assembler that Triton
+# 3.6 ships miscompiles wgmma in backward kernels of head dims up to 32 with 4 warps or more, and at larger
+# dims now and then with 4: hence 2 warps (mma.sync) below, 8 above.
+_BACKWARD: dict[tuple[str, int, str], dict[int, Tile]] = {
+    ("sm90", 2, "dkdv"): {
+        32: Tile(64, 64, 2, 2),
+        64: Tile(64, 128, 8, 2),
+        128: Tile(64, 128, 8, 1),
+        256: Tile(32, 64, 8, 1),
+    },
+    ("sm90", 2, "dq"): {
+        32: Tile(64, 64, 2, 2),
+        64: Tile(128, 64, 8, 2),
+        128: Tile(128, 64, 8, 2),
+        256: Tile(64, 64, 8, 1),
+    },
+    ("sm90", 4, "dkdv"): {
+        32: Tile(32, 32, 2, 1),
+        64: Tile(32, 32, 4, 1),
+        128: Tile(16, 32, 4, 1),
+        256: Tile(16, 16, 4, 1),
+    },
+    ("sm90", 4, "dq"): {
+        32: Tile(32, 32, 2, 1),
+        64: Tile(32, 32, 4, 1),
+        128: Tile(32, 16, 4, 1),
+        256: Tile(16, 16, 4, 1),
+    },
+}
+
+
+def backward_tile(
+    kernel: str,
+    device_type: str,
+    element_bytes: int,
+    head_dim: int,
+    value_dim: int,
+    num_queries: int,
+    num_keys: int,
+) -> Tile:
+    """The tile of backward kernel ``"dq"``, ``"dkdv"`` or ``"dbias"`` (which takes dq's)."""
+    arch = architecture(device_type)
+    if arch == "interpreter":
+        return Tile(_interpreter_side(num_queries), _interpreter_side(num_keys))
+    kernel = "dq" if kernel == "dbias" else kernel
+    by_dim = _BACKWARD.get((arch, element_bytes, kernel), _SMALL_SHARED_MEMORY[element_bytes])
+    return by_dim[
+        next(limit for limit in sorted(by_dim) if max(padded(head_dim), padded(value_dim)) <= limit)
+    ]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
-from flashcheck.bounds import rms
+from flashcheck.bounds import centred, rms
 from flashcheck.bounds.interval import rounded_interval
 from flashcheck.bounds.numbers import FP32_MAX, SMALLEST_FP32, UNIT, is_power_of_two, weighted_growth
 from flashcheck.bounds.result import ForwardBound, TensorBound
@@ -71,12 +71,18 @@ def forward_bound(
     linear = judged & rms.first_order(rows.p, weights.relative)
     sigma_out, sigma_lse = rms.forward_sigma(problem, rows, weights, arithmetic, machine)
     sharp = arithmetic.output_format.precision <= 11
+    centred_interval = None
+    if centred.forward_applies(arithmetic) and problem.v_descale == 1.0:
+        centred_interval = centred.forward_interval(
+            rows, weights, arithmetic, machine, (overflow | sum_overflow).expand_as(exact.out)
+        )
     return ForwardBound(
         out=TensorBound(
             out_interval,
             torch.where(linear, rms.after_rounding(rows.out, sigma_out, arithmetic.output_format), 0.0),
             linear.expand_as(rows.out),
             sharp,
+            centred_interval,
         ),
         lse=TensorBound(
             lse_interval,
@@ -168,6 +174,9 @@ def _lse_error(
     )
     growth = weighted_growth(rows.log_p, absolute).sum(-1, keepdim=True)
     moved = torch.log1p(growth)  # [L1]
+    if absolute.shape[-1]:  # log-sum-exp moves by no more than the largest move; the growth is clipped
+        largest = absolute.amax(-1, keepdim=True)
+        moved = torch.where(largest < 500.0, moved, largest)
     if arithmetic.row_sum == "rounded":  # [L2]
         moved = moved - torch.log1p(-probability.error.sum(-1, keepdim=True).clamp(max=0.999))
     sums = machine.vector.gamma(rows.values.shape[-2]) + weights.rescales * UNIT

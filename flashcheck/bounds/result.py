@@ -19,12 +19,15 @@ class TensorBound:
         predictable: boolean, same shape: elements where the prediction's assumptions hold.
         prediction_gates: the prediction is sharp enough to reject by (THEORY.md section 5); otherwise
             the ratio measured / predicted is reported only.
+        centred: the interval around the predicted roundings (tier C), or None where the declaration
+            does not determine them.
     """
 
     interval: Interval
     predicted_rms: Tensor
     predictable: Tensor
     prediction_gates: bool
+    centred: Interval | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +36,10 @@ class ForwardBound:
 
     out: TensorBound
     lse: TensorBound
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardBound:
+    """Bounds for the gradients by name: dq, dk, dv, and dbias and dsink where the problem has them."""
+
+    tensors: dict[str, TensorBound]

@@ -42,7 +42,10 @@ def forward_sigma(
     if num_keys == 0:
         return torch.zeros_like(out), torch.zeros_like(rows.lse)
     rounding = _probability_variance(rows, weights, arithmetic)
-    scores = p.square() * _score_variance(problem, rows, weights, arithmetic, machine)
+    gap = rows.row_max - rows.scores
+    log_weight = score_variance(problem, rows.visible, rows.scores, arithmetic, machine)
+    log_weight = log_weight + 0.36 * (UNIT * gap).square() + (weights.exp_error / 1.73) ** 2
+    scores = p.square() * log_weight
     square = values.square()
     if arithmetic.row_sum == "rounded":
         variance = _centred(rounding + scores, values, square, out)
@@ -52,10 +55,10 @@ def forward_sigma(
     drift_total = drift.sum(-1, keepdim=True)
     variance = variance + (drift @ values - out * drift_total).square()
     unit = machine.accumulator(arithmetic.product_format or arithmetic.probability_format)
-    variance = variance + _accumulation(unit, num_keys, out, p.square() @ square)
-    variance = variance + _accumulation_bias(unit, num_keys, out).square()
+    variance = variance + accumulation_variance(unit, num_keys, out, p.square() @ square)
+    variance = variance + accumulation_bias(unit, num_keys, out).square()
     variance = variance + (0.6 * machine.division_error * out).square()
-    total = scores.sum(-1, keepdim=True) + _accumulation(
+    total = scores.sum(-1, keepdim=True) + accumulation_variance(
         machine.vector, num_keys, torch.ones(()), torch.ones(())
     )
     if arithmetic.row_sum == "rounded":
@@ -115,40 +118,37 @@ def _probability_variance(rows: SoftmaxRows, weights: WeightErrors, arithmetic: 
     return torch.where(rows.visible, variance * share.square(), 0.0)
 
 
-def _score_variance(
-    problem: Problem, rows: SoftmaxRows, weights: WeightErrors, arithmetic: Arithmetic, machine: Machine
+def score_variance(
+    problem: Problem, visible: Tensor, scores: Tensor, arithmetic: Arithmetic, machine: Machine
 ) -> Tensor:
-    """Variance of the logarithm of each weight, (B, H, Nq, n)."""
+    """Variance of each computed score, (B, H, Nq, n); n counts the sink as a key where there is one."""
     q = problem.q.double().nan_to_num(0.0, 0.0, 0.0).square()
     k = problem.k.double().nan_to_num(0.0, 0.0, 0.0).square().repeat_interleave(problem.group, 1)
     scale = problem.effective_scale
     terms = scale**2 * (q @ k.transpose(-1, -2))
-    if problem.sink is not None:
+    if scores.shape[-1] > terms.shape[-1]:
         terms = torch.nn.functional.pad(terms, (0, 1))
     operand = arithmetic.product_format or arithmetic.input_format
-    unit = machine.accumulator(operand)
-    variance = _accumulation(unit, problem.head_dim, rows.scores, terms)
-    gap = rows.row_max - rows.scores
-    variance = variance + 0.36 * (UNIT * gap).square() + (weights.exp_error / 1.73) ** 2
+    variance = accumulation_variance(machine.accumulator(operand), problem.head_dim, scores, terms)
     if arithmetic.scale_placement == "operands":
         variance = variance + 2 * (ROUNDING_RMS * UNIT) ** 2 * terms
     if arithmetic.scale_placement == "scores" or not machine.fused_multiply_add:
-        variance = variance + (ROUNDING_RMS * UNIT * rows.scores).square()
+        variance = variance + (ROUNDING_RMS * UNIT * scores).square()
     if arithmetic.score_format is not None and scale:
-        stored = (rows.scores / scale).abs() * arithmetic.score_scale
+        stored = (scores / scale).abs() * arithmetic.score_scale
         half = half_ulp(stored, arithmetic.score_format) / arithmetic.score_scale
         variance = variance + (scale * half).square() / 3
-    return torch.where(rows.visible, variance, 0.0)
+    return torch.where(visible, variance, 0.0)
 
 
-def _accumulation(unit: Accumulator, terms: int, total: Tensor, squares: Tensor) -> Tensor:
+def accumulation_variance(unit: Accumulator, terms: int, total: Tensor, squares: Tensor) -> Tensor:
     """Variance of summing ``terms`` products to ``total``; ``squares``: sum of squares.
 
-    A sequential sum passes through partial sums S_k with E S_k^2 = (k/n)^2 S^2 + (k/n) Q; each is
-    rounded once per step of the unit. Sums that are split over lanes err less: this is the upper end.
+    Each partial sum of a sequential summation is rounded once. Sums that are split over lanes err less:
+    this is the upper end.
     """
     steps = -(-terms // unit.block)
-    partial = steps * (total.square() / 3 + squares / 2)
+    partial = partial_squares(steps, total, squares)
     if unit.rounding == "nearest":
         variance = (ROUNDING_RMS * unit.step_error) ** 2 * partial
     else:
@@ -158,7 +158,18 @@ def _accumulation(unit: Accumulator, terms: int, total: Tensor, squares: Tensor)
     return variance
 
 
-def _accumulation_bias(unit: Accumulator, terms: int, total: Tensor) -> Tensor:
+def partial_squares(steps: int, total: Tensor, squares: Tensor) -> Tensor:
+    """Expected sum of S_k^2 over the partial sums of ``steps`` equal parts, given where they end.
+
+    The terms in random order, the last sum S known: E S_k^2 = (k/n)^2 S^2 + (k/n)(1 - k/n) Q with
+    Q = ``squares``, the sum of squared terms (a Brownian bridge).
+    """
+    ends = (steps + 1) * (2 * steps + 1) / (6 * steps)
+    bridge = (steps * steps - 1) / (6 * steps)
+    return ends * total.square() + bridge * squares
+
+
+def accumulation_bias(unit: Accumulator, terms: int, total: Tensor) -> Tensor:
     """Mean error of a sum whose partial sums are truncated: 0.36 of a spacing at each, toward zero."""
     if unit.rounding == "nearest":
         return torch.zeros_like(total)
@@ -170,7 +181,7 @@ def _score_bias(problem: Problem, rows: SoftmaxRows, arithmetic: Arithmetic, mac
     """Mean error of each score, (B, H, Nq, n): it moves the scores of a row together, so it does not
     average out over keys as independent errors do."""
     unit = machine.accumulator(arithmetic.product_format or arithmetic.input_format)
-    bias = _accumulation_bias(unit, problem.head_dim, rows.scores)
+    bias = accumulation_bias(unit, problem.head_dim, rows.scores)
     return torch.where(rows.visible, bias, 0.0)
 
 

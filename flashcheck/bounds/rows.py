@@ -38,6 +38,7 @@ class SoftmaxRows:
     lse: Tensor
     live: Tensor
     own: Tensor
+    has_sink: bool
 
 
 def softmax_rows(problem: Problem, exact: ForwardQuantities, errors: ScoreError) -> SoftmaxRows:
@@ -69,4 +70,5 @@ def softmax_rows(problem: Problem, exact: ForwardQuantities, errors: ScoreError)
         lse=lse,
         live=live,
         own=torch.where(visible, own, 0.0) * ORACLE_SHARE,
+        has_sink=problem.sink is not None,
     )

@@ -27,24 +27,34 @@ class Tiling:
     running_max: Tensor | None
 
 
-def tiling_of(scores: Tensor, row_max: Tensor, arithmetic: Arithmetic) -> Tiling:
-    """Tiling of a row of ``scores`` (B, H, Nq, Nk; -inf where hidden) with final maxima ``row_max``.
+def tiling_of(scores: Tensor, row_max: Tensor, arithmetic: Arithmetic, has_sink: bool) -> Tiling:
+    """Tiling of a row of ``scores`` (B, H, Nq, n; -inf where hidden) with final maxima ``row_max``.
 
+    With a sink the last column is the sink's. It is taken into the running state after all tiles
+    (``sink_position`` "last": one more rescaling) or before them ("first").
     Keys in tiles that precede the first visible key get the final maximum: they carry no weight.
     """
-    num_keys = scores.shape[-1]
+    keys = scores[..., :-1] if has_sink else scores
+    num_keys = keys.shape[-1]
     block = arithmetic.block_keys or SMALLEST_TILE
     tiles = max(-(-num_keys // block), 1)
-    rescales = 0 if arithmetic.normalise == "before_product" else tiles - 1 + (arithmetic.splits - 1)
-    if rescales == 0:
+    rescales = tiles - 1 + (arithmetic.splits - 1) + (1 if has_sink else 0)
+    if arithmetic.normalise == "before_product" or rescales == 0:
         return Tiling(0, row_max.unsqueeze(-1).expand_as(scores))
-    if not arithmetic.tiling_known:
+    if num_keys and not arithmetic.tiling_known:
         return Tiling(rescales, None)
-    padded = torch.nn.functional.pad(scores, (0, tiles * block - num_keys), value=-torch.inf)
+    final = row_max.unsqueeze(-1)
+    padded = torch.nn.functional.pad(keys, (0, tiles * block - num_keys), value=-torch.inf)
     tile_max = padded.view(*padded.shape[:-1], tiles, block).amax(-1)
+    if has_sink and arithmetic.sink_position == "first":
+        tile_max = torch.maximum(tile_max, scores[..., -1:])
     if arithmetic.order == "descending":
         running = tile_max.flip(-1).cummax(-1).values.flip(-1)
     else:
         running = tile_max.cummax(-1).values
-    running = torch.where(torch.isneginf(running), row_max.unsqueeze(-1), running)
-    return Tiling(rescales, running.repeat_interleave(block, -1)[..., :num_keys])
+    running = torch.where(torch.isneginf(running), final, running)
+    running = running.repeat_interleave(block, -1)[..., :num_keys]
+    if has_sink:
+        first = scores[..., -1:] if arithmetic.sink_position == "first" else final
+        running = torch.cat([running, torch.where(torch.isneginf(first), final, first)], -1)
+    return Tiling(rescales, running)

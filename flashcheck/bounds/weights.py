@@ -60,9 +60,13 @@ def weight_errors(
     constant = 0.0 if errors.additive else errors.constant
     roundings = 2 if arithmetic.scale_placement == "exponent_subtract_first" else 1
     argument = constant * gap + roundings * UNIT * (gap + own + own_max)  # [W1], [W2]
-    tiling = tiling_of(torch.where(visible, rows.scores, -torch.inf), rows.row_max.squeeze(-1), arithmetic)
+    tiling = tiling_of(
+        torch.where(visible, rows.scores, -torch.inf), rows.row_max.squeeze(-1), arithmetic, rows.has_sink
+    )
     running, rescales = tiling.running_max, tiling.rescales
     fma = arithmetic.scale_placement == "exponent_fma"
+    # The common factor 2^rho of a row, |rho| <= u|m| log2(e), leaves the range of P (of fp32 at most).
+    limit = min(80.0, -arithmetic.probability_format.min_exponent * math.log(2.0))
     chain = torch.zeros_like(gap)
     if rescales:  # [W3], [W4]
         behind = gap if running is None else rows.row_max - running
@@ -82,6 +86,9 @@ def weight_errors(
     flush = (1 + rescales) * machine.exp_flush
     # [W6] The key that the kernel takes for the maximum weighs exp2(rho), |rho| <= 2 u |m|.
     least = torch.exp(-(2 * UNIT * size + exp_error).clamp(max=700.0))
+    largest = size
+    if reference.shape[-1]:  # any running maximum, not only the last one
+        largest = torch.where(visible, reference + own_max, 0.0).amax(-1, keepdim=True).maximum(size)
     total = torch.exp(rows.log_p - kernel).sum(-1, keepdim=True) * rows.row_sum
     return WeightErrors(
         own_max=own_max,
@@ -94,7 +101,8 @@ def weight_errors(
         exp_error=exp_error,
         flush=flush,
         denominator=torch.maximum(total, least),
-        overflow=(4 * UNIT * size > 80.0) & fma,
+        overflow=(4 * UNIT * size > min(80.0, -arithmetic.probability_format.min_exponent * math.log(2.0)))
+        & fma,
     )
 
 

@@ -21,8 +21,9 @@ class ForwardQuantities:
         products: (B, H, Nq, Nk) scale * q . k, before softcap, bias and mask; defined for hidden pairs too.
         scores: (B, H, Nq, Nk) s_ij, -inf where hidden.
         probabilities: (B, H, Nq, Nk) p_ij.
-        row_max: (B, H, Nq) m_i, the largest score (the sink included); -inf in empty rows.
-        row_sum: (B, H, Nq) l_i = sum_j exp(s_ij - m_i), the sink's term included; 0 in empty rows.
+        row_max: (B, H, Nq) m_i, the largest score (the sink included); -inf in empty rows without a sink.
+        row_sum: (B, H, Nq) l_i = sum_j exp(s_ij - m_i), the sink's term included; 0 in empty rows
+            without a sink.
         visible: (B, H, Nq, Nk) boolean.
     """
 

@@ -4,22 +4,13 @@ import math
 
 import pytest
 import torch
-from attention import assert_close, attention, make
+from attention import assert_close, attention, inputs, make
 
 import kernels
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 CAUSAL = [None, "top_left", "bottom_right"]
 NAN, INF = math.nan, math.inf
-
-
-def inputs(device, dtype=torch.float32, batch=1, heads=2, kv_heads=None, nq=33, nk=47, d=16, dv=None, seed=0):
-    kv_heads, dv = kv_heads or heads, dv or d
-    return (
-        make((batch, heads, nq, d), dtype, seed, device),
-        make((batch, kv_heads, nk, d), dtype, seed + 1, device),
-        make((batch, kv_heads, nk, dv), dtype, seed + 2, device),
-    )
 
 
 def check(q, k, v, **options):

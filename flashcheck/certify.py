@@ -1,0 +1,265 @@
+"""Judges a kernel on a plan. Data in, data out: events while it runs, an Outcome at the end."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import torch
+
+from flashcheck.checks import CHECKS, Judged, JudgeError, KernelError, Location, Record, Status
+from flashcheck.checks.diagnose import diagnose
+from flashcheck.checks.measure import Measured
+from flashcheck.checks.rms import RmsTally
+from flashcheck.inputs.coverage import covered, required
+from flashcheck.inputs.spec import ProblemSpec
+from flashcheck.inputs.values import FAMILIES
+from flashcheck.kernel import Kernel
+from flashcheck.plan import Case, Plan
+
+
+class Verdict(StrEnum):
+    """What a run says about a kernel."""
+
+    CERTIFIED = "certified"
+    REJECTED = "rejected"
+    INCOMPLETE = "incomplete"
+    JUDGE_FAILED = "judge failed"
+
+
+@dataclass(slots=True)
+class TensorSummary:
+    """One output tensor over all problems of one dtype.
+
+    Attributes:
+        cases, elements: how many were judged; over: elements outside their bound.
+        worst: the element with the largest margin, and the spec of its problem.
+        rms: over ordinary families whose prediction is sharp; rms_all: over every predictable row.
+    """
+
+    cases: int = 0
+    elements: int = 0
+    over: int = 0
+    worst: Location | None = None
+    worst_spec: ProblemSpec | None = None
+    rms: RmsTally = field(default_factory=RmsTally)
+    rms_all: RmsTally = field(default_factory=RmsTally)
+
+    def add(self, measured: Measured, spec: ProblemSpec) -> None:
+        self.cases += 1
+        self.elements += measured.elements
+        self.over += measured.over
+        worst = measured.worst
+        if worst is not None and (self.worst is None or worst.margin > self.worst.margin):
+            self.worst, self.worst_spec = worst, spec
+        self.rms_all.add(measured)
+        if measured.gates and "ordinary" in FAMILIES[spec.family].properties:
+            self.rms.add(measured)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A failed check: the first record of its kind, how often it failed, and what the fault may be.
+
+    Attributes:
+        record: the first failure; spec: its problem (None for a group of problems).
+        cases: problems on which the check failed.
+        diagnoses: guesses that a second experiment supports.
+    """
+
+    record: Record
+    dtype: str
+    spec: ProblemSpec | None
+    cases: int
+    diagnoses: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Everything a certificate needs.
+
+    Attributes:
+        tensors: (dtype, tensor) -> summary. checks: (dtype, check) -> status -> count.
+        slack: (dtype, family, tensor) -> median of bound / |error| of each problem.
+        missing: dtype -> declared features that were not judged.
+        stopped: why the run ended early, or "".
+    """
+
+    plan: Plan
+    tensors: dict[tuple[str, str], TensorSummary] = field(default_factory=lambda: defaultdict(TensorSummary))
+    checks: dict[tuple[str, str], dict[Status, int]] = field(default_factory=dict)
+    slack: dict[tuple[str, str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    findings: list[Finding] = field(default_factory=list)
+    missing: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    judge_faults: list[str] = field(default_factory=list)
+    judged: int = 0
+    seconds: float = 0.0
+    stopped: str = ""
+    interrupted: bool = False
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.judge_faults:
+            return Verdict.JUDGE_FAILED
+        if self.findings:
+            return Verdict.REJECTED
+        if self.missing or self.stopped or not self.judged:
+            return Verdict.INCOMPLETE
+        return Verdict.CERTIFIED
+
+    def median_slack(self) -> dict[tuple[str, str, str], float]:
+        """(dtype, family, tensor) -> median over problems of the median bound / |error|; inf: all exact."""
+        return {key: statistics.median(values) for key, values in self.slack.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Sent after every case."""
+
+    done: int
+    total: int
+    case: Case
+    failures: int
+
+
+@dataclass(slots=True)
+class _Failure:
+    record: Record
+    spec: ProblemSpec
+    cases: int = 1
+
+
+def certify(
+    kernel: Kernel,
+    plan: Plan,
+    *,
+    device: str = "cpu",
+    max_seconds: float | None = None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> Outcome:
+    """Runs the plan. A kernel's faults are findings; only a fault of the judge ends the run early.
+
+    Ctrl-C ends it too: what was judged until then is returned with ``interrupted`` set.
+    """
+    with one_thread():
+        return _certify(kernel, plan, device, max_seconds, on_progress)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread within each torch operation: problems are small, and threads that wait for each other
+    at the end of every operation cost more than they bring (7 times more on a busy machine)."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _certify(
+    kernel: Kernel,
+    plan: Plan,
+    device: str,
+    max_seconds: float | None,
+    on_progress: Callable[[Progress], None],
+) -> Outcome:
+    outcome = Outcome(plan)
+    started = time.perf_counter()
+    outcome.judge_faults += [f"self-test: {fault}" for fault in kernel.self_test()]
+    failures: dict[tuple[str, str, str], _Failure] = {}
+    seen: dict[str, set[str]] = {dtype: set() for dtype in plan.dtypes}
+    try:
+        for number, case in enumerate(plan.cases):
+            if outcome.judge_faults:
+                break
+            if max_seconds is not None and time.perf_counter() - started > max_seconds:
+                outcome.stopped = (
+                    f"time limit of {max_seconds:g} s after {number} of {len(plan.cases)} problems"
+                )
+                break
+            _judge_case(kernel, case, device, outcome, failures, seen)
+            on_progress(Progress(number + 1, len(plan.cases), case, len(failures)))
+        outcome.findings += [_finding(kernel, device, key[0], f) for key, f in failures.items()]
+    except KeyboardInterrupt:
+        outcome.interrupted = True
+        outcome.stopped = f"interrupted after {outcome.judged} of {len(plan.cases)} problems"
+        known = {(f.dtype, f.record.check) for f in outcome.findings}
+        outcome.findings += [
+            Finding(f.record, key[0], f.spec, f.cases, ())
+            for key, f in failures.items()
+            if (key[0], f.record.check) not in known
+        ]
+    _judge_groups(outcome)
+    _note_missing(kernel, outcome, seen)
+    outcome.seconds = time.perf_counter() - started
+    return outcome
+
+
+def _judge_case(
+    kernel: Kernel,
+    case: Case,
+    device: str,
+    outcome: Outcome,
+    failures: dict[tuple[str, str, str], _Failure],
+    seen: dict[str, set[str]],
+) -> None:
+    spec = case.spec
+    problem = spec.build()
+    judged = Judged(kernel, problem, device)
+    try:
+        for name in case.checks:
+            record = CHECKS[name].on(judged)
+            counts = outcome.checks.setdefault((spec.dtype, name), dict.fromkeys(Status, 0))
+            counts[record.status] += 1
+            if record.failed:
+                tensor = record.where.tensor if record.where else ""
+                key = (spec.dtype, name, tensor)
+                if key in failures:
+                    failures[key].cases += 1
+                else:
+                    failures[key] = _Failure(record, spec)
+        for tensor, measured in judged.measured.items():
+            outcome.tensors[spec.dtype, tensor].add(measured, spec)
+            if measured.elements:
+                outcome.slack[spec.dtype, spec.family, tensor].append(measured.slack)
+    except KernelError:
+        pass  # forward.bound has recorded it
+    except JudgeError as error:
+        outcome.judge_faults.append(str(error))
+        return
+    outcome.judged += 1
+    seen[spec.dtype] |= covered(spec, problem)
+
+
+def _finding(kernel: Kernel, device: str, dtype: str, failure: _Failure) -> Finding:
+    guesses: tuple[str, ...] = ()
+    if failure.record.where is not None:
+        guesses = diagnose(Judged(kernel, failure.spec.build(), device))
+    return Finding(failure.record, dtype, failure.spec, failure.cases, guesses)
+
+
+def _judge_groups(outcome: Outcome) -> None:
+    """forward.rms, dtype by dtype."""
+    for (dtype, tensor), summary in outcome.tensors.items():
+        if tensor != "O":
+            continue
+        record = summary.rms.verdict(tensor, f"{dtype}, ordinary values")
+        counts = outcome.checks.setdefault((dtype, record.check), dict.fromkeys(Status, 0))
+        counts[record.status] += 1
+        if record.failed:
+            outcome.findings.append(Finding(record, dtype, None, 1, ()))
+
+
+def _note_missing(kernel: Kernel, outcome: Outcome, seen: dict[str, set[str]]) -> None:
+    owed = required(kernel.capabilities)
+    for dtype in kernel.capabilities.dtypes:
+        if dtype not in seen:
+            outcome.missing[dtype] = ("the whole dtype",)
+        elif missing := tuple(label for label in owed if label not in seen[dtype]):
+            outcome.missing[dtype] = missing

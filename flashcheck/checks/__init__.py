@@ -1,0 +1,28 @@
+"""The checks: named properties with a verdict, each usable alone.
+
+``registry`` holds them; importing this package registers all of them.
+"""
+
+from __future__ import annotations
+
+from flashcheck.checks import accuracy, isolation, repeat, rms, special
+from flashcheck.checks.judged import Judged, JudgeError, KernelError
+from flashcheck.checks.record import Location, Record, Status
+from flashcheck.checks.registry import CHECKS, Check, check_named
+
+__all__ = [
+    "CHECKS",
+    "Check",
+    "JudgeError",
+    "Judged",
+    "KernelError",
+    "Location",
+    "Record",
+    "Status",
+    "accuracy",
+    "check_named",
+    "isolation",
+    "repeat",
+    "rms",
+    "special",
+]

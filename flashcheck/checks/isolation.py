@@ -1,0 +1,68 @@
+"""Memory around the data: it must not matter and must not change."""
+
+from __future__ import annotations
+
+import torch
+
+from flashcheck.checks.bits import first_difference
+from flashcheck.checks.judged import Judged
+from flashcheck.checks.measure import measure
+from flashcheck.checks.record import Record, Status
+from flashcheck.checks.registry import check
+from flashcheck.inputs.buffers import Hosted, hosted
+from flashcheck.kernel import ForwardResult
+from flashcheck.problem import Problem
+
+
+@check("isolation.buffers", reruns=4)
+def isolation_buffers(judged: Judged) -> Record:
+    """NaN around the tensors and between their strides changes no bit, and stays as it was.
+
+    The kernel runs twice on the same views inside the same allocations: first with zeros around the
+    data, then with NaN. Both results must agree in every bit, the first must obey the bound (other
+    strides may mean another order of summation), and nothing in the allocations, the inputs included,
+    may be written (contract, point 6).
+    """
+    name = "isolation.buffers"
+    line = judged.problem.describe()
+    layouts = ("padded", "interleaved") if judged.kernel.capabilities.any_strides else ("guarded",)
+    for layout in layouts:
+        problem, hosts = hosted(judged.problem, layout)
+        fault = _fault(judged, problem, hosts)
+        if fault:
+            return Record(name, Status.FAIL, f"{fault} (layout {layout})", problem=line)
+    return Record(name, Status.PASS, f"layouts {', '.join(layouts)}", problem=line)
+
+
+def _fault(judged: Judged, problem: Problem, hosts: list[Hosted]) -> str:
+    zeros = judged.run(problem)
+    over = _outside_bound(judged, zeros)
+    if over:
+        return f"other strides change the result: {over}"
+    for host in hosts:
+        host.poison(torch.nan)
+    before = [host.snapshot() for host in hosts]
+    poisoned = judged.run(problem)
+    touched = [
+        name
+        for name, host, bits in zip("qkv", hosts, before, strict=True)
+        if not torch.equal(host.snapshot(), bits)
+    ]
+    if touched:
+        return f"the kernel wrote into the memory of {', '.join(touched)}"
+    if not judged.kernel.capabilities.deterministic:
+        over = _outside_bound(judged, poisoned)
+        return f"poison outside the data changes the result: {over}" if over else ""
+    difference = first_difference(zeros, poisoned)
+    return f"poison outside the data changes the result: {difference}" if difference else ""
+
+
+def _outside_bound(judged: Judged, result: ForwardResult) -> str:
+    live = ~judged.empty_rows
+    tensors = [measure("O", result.out, judged.bound.out, live)]
+    if result.lse is not None:
+        tensors.append(measure("LSE", result.lse, judged.bound.lse, live))
+    for measured in tensors:
+        if measured.over and measured.worst is not None:
+            return measured.worst.describe()
+    return ""

@@ -1,0 +1,95 @@
+"""Numbers of one output tensor against its bound and its prediction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashcheck.bounds.result import TensorBound
+from flashcheck.checks.record import Location
+
+
+@dataclass(frozen=True, slots=True)
+class RmsSums:
+    """Row sums of squared errors and of squared predictions, over predictable elements; float64 (rows,)."""
+
+    measured: Tensor
+    predicted: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One output tensor, judged.
+
+    Attributes:
+        margin: |got - exact| / bound per element, 0 where the element is not judged.
+        got: the kernel's values, float64.
+        elements: how many were judged.
+        over: how many exceed their bound.
+        worst: the element with the largest margin; None where none was judged.
+        slack: median of bound / |error| over judged elements with an error; inf where all are exact.
+        rms: sums for the ratio measured / predicted, or None where nothing is predictable.
+        gates: the prediction is sharp enough to reject by.
+    """
+
+    margin: Tensor
+    got: Tensor
+    elements: int
+    over: int
+    worst: Location | None
+    slack: float
+    rms: RmsSums | None
+    gates: bool
+
+
+def measure(name: str, got: Tensor, bound: TensorBound, live: Tensor) -> Measured:
+    """Measures ``got`` (B, H, Nq) or (B, H, Nq, dv) where ``live`` (B, H, Nq) rows are judged."""
+    got = got.to(torch.float64)
+    judged = live if got.ndim == 3 else live.unsqueeze(-1).expand_as(got)
+    margin = torch.where(judged, bound.interval.margin(got), 0.0)
+    elements = int(judged.sum())
+    error = (got - bound.interval.exact).abs()
+    return Measured(
+        margin=margin,
+        got=got,
+        elements=elements,
+        over=int((margin > 1).sum()),
+        worst=_worst(name, margin, got, bound) if elements else None,
+        slack=_slack(error, bound.interval.bound, judged),
+        rms=_rms(error, bound, judged),
+        gates=bound.prediction_gates,
+    )
+
+
+def _worst(name: str, margin: Tensor, got: Tensor, bound: TensorBound) -> Location:
+    flat = int(margin.argmax())
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), margin.shape))
+    interval = bound.interval
+    return Location(
+        tensor=name,
+        index=index,
+        got=float(got[index]),
+        exact=float(interval.exact[index]),
+        bound=float(interval.bound.flatten()[flat]),
+        margin=float(margin[index]),
+    )
+
+
+def _slack(error: Tensor, bound: Tensor, judged: Tensor) -> float:
+    some = judged & (error > 0) & torch.isfinite(bound) & torch.isfinite(error)
+    if not bool(some.any()):
+        return torch.inf
+    return float((bound[some] / error[some]).median())
+
+
+def _rms(error: Tensor, bound: TensorBound, judged: Tensor) -> RmsSums | None:
+    used = judged & bound.predictable & torch.isfinite(error) & torch.isfinite(bound.predicted_rms)
+    if not bool(used.any()):
+        return None
+    measured = torch.where(used, error, 0.0).square()
+    predicted = torch.where(used, bound.predicted_rms, 0.0).square()
+    if error.ndim == 4:
+        measured, predicted = measured.sum(-1), predicted.sum(-1)
+    return RmsSums(measured.flatten(), predicted.flatten())

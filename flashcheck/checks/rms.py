@@ -1,0 +1,124 @@
+"""Accuracy against the predicted rms error, over groups of problems.
+
+A worst-case bound cannot see a small extra rounding; the mean square error can. The ratio
+
+    R^2 = sum of squared errors / sum of squared predictions
+
+is taken over rows of many problems, each problem scaled so that its rows weigh 1 (a problem with a
+large V would drown the others). Elements of a row share the errors of P and are not independent, so
+the standard error comes from whole rows, and once more from whole problems; the larger one counts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from flashcheck.checks.judged import Judged
+from flashcheck.checks.measure import Measured
+from flashcheck.checks.record import Record, Status
+from flashcheck.checks.registry import check, not_applicable
+
+LARGEST_RATIO = 1.1
+"""Above this (and STANDARD_ERRORS away from 1) a kernel rounds more than it declares. Honest kernels are
+measured at 0.7..1.07 on ordinary data, one more rounding of P gives 1.2 (THEORY.md section 5)."""
+
+STANDARD_ERRORS = 5.0
+FEWEST_ROWS = 100.0
+"""Rows (of equal weight) below which the ratio is reported and judges nothing."""
+
+
+@dataclass(slots=True)
+class RmsTally:
+    """Running sums of one group of problems."""
+
+    rows: float = 0.0
+    measured: float = 0.0
+    row_squares: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    problem_squares: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    def add(self, measured: Measured) -> None:
+        """Adds one tensor of one problem; nothing where nothing is predictable."""
+        if measured.rms is None:
+            return
+        e, p = measured.rms.measured, measured.rms.predicted
+        total = float(p.sum())
+        if not total > 0:
+            return
+        weight = total / float(p.square().sum())
+        if not math.isfinite(weight):
+            return
+        e, p = e * weight, p * weight
+        sum_e, sum_p = float(e.sum()), float(p.sum())
+        self.rows += sum_p
+        self.measured += sum_e
+        self.row_squares = _plus(
+            self.row_squares, (float(e.square().sum()), float((e * p).sum()), float(p.square().sum()))
+        )
+        self.problem_squares = _plus(self.problem_squares, (sum_e * sum_e, sum_e * sum_p, sum_p * sum_p))
+
+    @property
+    def ratio(self) -> float | None:
+        """R = measured rms / predicted rms; None before anything was added."""
+        return math.sqrt(self.measured / self.rows) if self.rows > 0 else None
+
+    @property
+    def standard_error(self) -> float:
+        """Of R^2."""
+        if self.rows <= 0:
+            return math.inf
+        square = self.measured / self.rows
+        variances = [
+            ee - 2 * square * ep + square * square * pp
+            for ee, ep, pp in (self.row_squares, self.problem_squares)
+        ]
+        return math.sqrt(max(0.0, *variances)) / self.rows
+
+    @property
+    def judges(self) -> bool:
+        """Enough rows for a verdict."""
+        return self.rows >= FEWEST_ROWS
+
+    @property
+    def too_large(self) -> bool:
+        """The kernel's errors exceed the prediction by more than chance and the model's slack allow."""
+        if not self.judges:
+            return False
+        square = self.measured / self.rows
+        return square > LARGEST_RATIO**2 and square - STANDARD_ERRORS * self.standard_error > 1.0
+
+    def verdict(self, tensor: str, problem: str = "") -> Record:
+        """forward.rms on this group."""
+        name = "forward.rms"
+        ratio = self.ratio
+        if ratio is None or not self.judges:
+            return not_applicable(name, f"{self.rows:.0f} predictable rows, fewer than {FEWEST_ROWS:.0f}")
+        line = f"{tensor}: measured rms error is {ratio:.3f} x the predicted one over {self.rows:.0f} rows"
+        if not self.too_large:
+            return Record(name, Status.PASS, line, problem=problem)
+        error = self.standard_error / (2 * ratio)
+        evidence = (
+            f"standard error of the ratio {error:.3f}; accepted up to {LARGEST_RATIO}",
+            "every element may still be inside its bound: something is rounded once more, or in a narrower "
+            "format, than the kernel declares",
+        )
+        return Record(name, Status.FAIL, line, evidence=evidence, problem=problem)
+
+
+def _plus(a: tuple[float, float, float], b: tuple[float, float, float]) -> tuple[float, float, float]:
+    return (a[0] + b[0], a[1] + b[1], a[2] + b[2])
+
+
+@check("forward.rms")
+def forward_rms(judged: Judged) -> Record:
+    """The rms error of O is not above the predicted one: no rounding that is not declared.
+
+    Judged over all problems of a dtype with ordinary values; on one problem alone it applies where
+    enough rows are predictable.
+    """
+    tally = RmsTally()
+    measured = judged.measured["O"]
+    if not measured.gates:
+        return not_applicable("forward.rms", "the prediction is not sharp for this output format")
+    tally.add(measured)
+    return tally.verdict("O", judged.problem.describe())

@@ -1,0 +1,163 @@
+"""Special cases of the contract: rows without keys, NaN and inf, scores past the end of fp32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flashcheck.checks.bits import differing
+from flashcheck.checks.judged import Judged
+from flashcheck.checks.record import Record, Status
+from flashcheck.checks.registry import check, not_applicable
+from flashcheck.formats import FP32, ulp
+from flashcheck.kernel import ForwardResult
+
+CLEAR_LEAD = 2.0**-10
+"""Relative lead of the largest score over the next from which an fp32 rounding cannot change who leads."""
+
+
+@check("special.empty_rows")
+def empty_rows(judged: Judged) -> Record:
+    """A row that sees no key has O = 0 and LSE = -inf, exactly; its sink's logit where there is one.
+
+    Contract, point 4.
+    """
+    name = "special.empty_rows"
+    if not judged.kernel.capabilities.empty_rows:
+        return not_applicable(name, "empty rows are not declared")
+    empty = judged.empty_rows
+    if not bool(empty.any()):
+        return not_applicable(name, "every row sees a key")
+    line = judged.problem.describe()
+    out = judged.result.out.double()[empty]
+    if bool((out != 0).any()):
+        wrong = int((out != 0).any(-1).sum())
+        value = float(out[out != 0][0])
+        message = f"O is not 0 in {wrong} of {len(out)} rows that see no key (first value {value!r})"
+        return Record(name, Status.FAIL, message, problem=line)
+    lse = judged.result.lse
+    if lse is not None:
+        got, expected = lse.double()[empty], judged.exact.lse[empty]
+        # Without a sink the interval of such a row is -inf alone; a sink's logit may be rounded on its way.
+        bad = ~judged.bound.lse.interval.accepts(lse)[empty]
+        if bool(bad.any()):
+            message = (
+                f"LSE is {float(got[bad][0])!r} instead of {float(expected[bad][0])!r} in "
+                f"{int(bad.sum())} of {len(got)} rows that see no key"
+            )
+            return Record(name, Status.FAIL, message, problem=line)
+    return Record(name, Status.PASS, f"{len(out)} rows", problem=line)
+
+
+@check("special.nonfinite", reruns=4)
+def nonfinite(judged: Judged) -> Record:
+    """NaN in q, k or v, and inf in v, reach every row that sees them and change no other bit.
+
+    Planted in v only at a key that every row of its heads sees: data that a mask hides must be finite
+    (contract, point 6).
+    """
+    name = "special.nonfinite"
+    if not judged.kernel.capabilities.isolates_nonfinite:
+        return not_applicable(name, "isolation of NaN and inf is not declared")
+    visible = judged.exact.visible
+    places = visible.any(-2).nonzero()
+    if not len(places):
+        return not_applicable(name, "no row sees a key")
+    line = judged.problem.describe()
+    planted = 0
+    for tensor, value in (("q", torch.nan), ("k", torch.nan), ("v", torch.nan), ("v", torch.inf)):
+        fault = _plant(judged, tensor, value)
+        if fault is None:
+            continue
+        planted += 1
+        if fault:
+            return Record(name, Status.FAIL, fault, problem=line)
+    return Record(name, Status.PASS, f"{planted} values planted", problem=line)
+
+
+def _plant(judged: Judged, tensor: str, value: float) -> str | None:
+    """The fault that ``value`` in the middle of ``tensor`` shows; "" for none, None if no place fits."""
+    problem, visible = judged.problem, judged.exact.visible
+    by_kv_head = torch.unflatten(visible, 1, (problem.num_kv_heads, problem.group))
+    affected = torch.zeros_like(visible[..., 0])  # rows that must show it
+    if tensor == "q":
+        places = visible.any(-1).nonzero()
+        b, h, i = places[len(places) // 2].tolist()
+        index, label = (b, h, i, problem.head_dim // 2), f"q[{b},{h},{i}]"
+        affected[b, h, i] = True
+    else:
+        seen = by_kv_head.all((2, 3)) if tensor == "v" else by_kv_head.any(2).any(2)
+        places = seen.nonzero()
+        if not len(places) or not problem.num_queries:
+            return None
+        b, h, j = places[len(places) // 2].tolist()
+        dim = problem.head_dim if tensor == "k" else problem.value_dim
+        index, label = (b, h, j, dim // 2), f"{tensor}[{b},{h},{j}]"
+        heads = slice(h * problem.group, (h + 1) * problem.group)
+        affected[b, heads] = visible[b, heads, :, j]
+    changed = getattr(problem, tensor).clone()
+    changed[index] = value
+    result = judged.run(problem.replaced(**{tensor: changed}))
+    return _spread_fault(judged, result, affected, tensor, index[3], f"{value} in {label}")
+
+
+def _spread_fault(
+    judged: Judged, result: ForwardResult, affected: Tensor, tensor: str, column: int, planted: str
+) -> str:
+    before = judged.result
+    reached = ~torch.isfinite(result.out.double())
+    if tensor == "v":
+        reached = reached[..., column : column + 1]
+    missed = affected & ~reached.all(-1)
+    if bool(missed.any()):
+        index = tuple(missed.nonzero()[0].tolist())
+        return f"{planted} does not reach O{list(index)}, which sees it ({int(missed.sum())} rows swallow it)"
+    strayed = differing(result.out, before.out).any(-1) & ~affected
+    if result.lse is not None and before.lse is not None:
+        lse_missed = affected & torch.isfinite(result.lse.double())
+        if tensor != "v" and bool(lse_missed.any()):
+            index = tuple(lse_missed.nonzero()[0].tolist())
+            return f"{planted} does not reach LSE{list(index)}, which sees it"
+        strayed |= differing(result.lse, before.lse) & (~affected | (tensor == "v"))
+    if bool(strayed.any()):
+        index = tuple(strayed.nonzero()[0].tolist())
+        return (
+            f"{planted} changes row {list(index)}, which does not see it ({int(strayed.sum())} rows change)"
+        )
+    return ""
+
+
+@check("special.no_silent_overflow")
+def no_silent_overflow(judged: Judged) -> Record:
+    """Where scores pass the end of fp32, the result is the right one, inf or NaN: never finite and wrong.
+
+    Judged on rows whose largest score overflows fp32 and leads the next by more than 2^-10 of itself:
+    there the exact O is the value of one key, and LSE is past fp32 (contract, point 7).
+    """
+    name = "special.no_silent_overflow"
+    if not judged.kernel.capabilities.isolates_nonfinite:
+        return not_applicable(name, "non-finite intermediate values are not declared")
+    top = judged.exact.row_max
+    scores = judged.exact.scores
+    if scores.shape[-1] < 1 or judged.problem.sink is not None:
+        return not_applicable(name, "no score leaves the range of fp32")
+    two = scores.topk(min(2, scores.shape[-1]), -1).values
+    lead = two[..., 0] - two[..., -1] if two.shape[-1] == 2 else torch.full_like(top, torch.inf)
+    rows = (top > FP32.max_finite * (1 + CLEAR_LEAD)) & torch.isfinite(top) & (lead > CLEAR_LEAD * top)
+    if not bool(rows.any()):
+        return not_applicable(name, "no score leaves the range of fp32 with a clear lead")
+    line = judged.problem.describe()
+    got, exact = judged.result.out.double()[rows], judged.exact.out[rows]
+    allowed = ulp(exact, judged.rules.arithmetic.output_format)
+    wrong = torch.isfinite(got) & ~((got - exact).abs() <= allowed)
+    if bool(wrong.any()):
+        at = tuple(wrong.nonzero()[0].tolist())
+        message = (
+            f"O is finite and wrong in {int(wrong.any(-1).sum())} of {int(rows.sum())} rows whose scores "
+            f"overflow fp32 (first: got {float(got[at])!r}, exact {float(exact[at])!r})"
+        )
+        return Record(name, Status.FAIL, message, problem=line)
+    lse = judged.result.lse
+    if lse is not None and bool(torch.isfinite(lse.double()[rows]).any()):
+        return Record(name, Status.FAIL, "LSE is finite where it lies past the end of fp32", problem=line)
+    return Record(name, Status.PASS, f"{int(rows.sum())} rows", problem=line)

@@ -1,0 +1,134 @@
+"""What the command line does: loads, runs, prints, writes; each function returns an exit code."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from flashcheck.certify import Outcome, certify
+from flashcheck.devices import choose_device, interpret_without_gpu
+from flashcheck.errors import ArgumentError
+from flashcheck.kernel import Kernel
+from flashcheck.loading import load
+from flashcheck.plan import DEFAULT_LEVEL, DEFAULT_SEED, make_plan
+from flashcheck.report.build import certificate_of
+from flashcheck.report.certificate import write
+from flashcheck.report.progress import ProgressReport
+from flashcheck.report.terminal import print_certificate, print_ending
+from flashcheck.settings import read_settings
+
+EXIT_CODES = {"certified": 0, "rejected": 1, "incomplete": 3, "judge failed": 4}
+INTERRUPTED = 130
+_SEVERITY = (0, 3, 1, 4, INTERRUPTED)
+
+FOLDER = Path(".flashcheck")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertifyRequest:
+    """The options of ``certify`` as the user gave them."""
+
+    kernels: tuple[str, ...] = ()
+    level: str | None = None
+    dtypes: tuple[str, ...] = ()
+    max_cases: int | None = None
+    max_time: str | None = None
+    seed: int | None = None
+    out: Path | None = None
+    device: str | None = None
+    verbose: bool = False
+    quiet: bool = False
+
+
+def run_certify(request: CertifyRequest, stdout: Console, stderr: Console) -> int:
+    """Certifies every kernel asked for; the exit code of the worst outcome."""
+    settings = read_settings(Path.cwd())
+    names = request.kernels or settings.kernels
+    if not names:
+        raise ArgumentError(
+            "KERNEL", "none given", "a kernel name, or kernels in [tool.flashcheck] of ./pyproject.toml"
+        )
+    if request.out is not None and len(names) > 1:
+        raise ArgumentError("--out", str(request.out), f"one kernel, not {len(names)}")
+    level = request.level or settings.level
+    max_seconds = None if request.max_time is None else seconds(request.max_time)
+    interpret_without_gpu()
+    worst = 0
+    for name in names:
+        code = _certify_one(load(name), name, level, max_seconds, request, stdout, stderr)
+        worst = max(worst, code, key=_SEVERITY.index)
+        if code == INTERRUPTED:
+            break
+    return worst
+
+
+def _certify_one(
+    kernel: Kernel,
+    name: str,
+    level: str,
+    max_seconds: float | None,
+    request: CertifyRequest,
+    stdout: Console,
+    stderr: Console,
+) -> int:
+    device = choose_device(request.device, kernel)
+    seed = DEFAULT_SEED if request.seed is None else request.seed
+    plan = make_plan(kernel, level, request.dtypes, request.max_cases, seed)
+    started = datetime.datetime.now(datetime.UTC)
+    with ProgressReport(stderr, name, request.quiet) as progress:
+        outcome = certify(kernel, plan, device=device, max_seconds=max_seconds, on_progress=progress)
+    certificate = certificate_of(kernel, outcome, device, _command(name, level, request), started)
+    path = request.out or FOLDER / "certificates" / f"{_file_name(name)}-{started:%Y%m%dT%H%M%SZ}.json"
+    write(certificate, path)
+    if request.out is None:
+        _ignore_folder()
+    if not request.quiet:
+        print_certificate(stdout, certificate, request.verbose)
+    print_ending(stdout, certificate, str(path))
+    return exit_code(outcome)
+
+
+def exit_code(outcome: Outcome) -> int:
+    """0 certified, 1 rejected, 3 incomplete, 4 judge failed, 130 interrupted."""
+    return INTERRUPTED if outcome.interrupted else EXIT_CODES[outcome.verdict.value]
+
+
+def seconds(text: str) -> float:
+    """``90``, ``90s``, ``10m`` or ``2h`` in seconds; raises ArgumentError for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if match is None:
+        raise ArgumentError("--max-time", repr(text), "a number with s, m or h, such as 90s or 10m")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def _command(name: str, level: str, request: CertifyRequest) -> str:
+    parts = ["flashcheck", "certify", name]
+    if level != DEFAULT_LEVEL:
+        parts += ["--level", level]
+    for dtype in request.dtypes:
+        parts += ["--dtype", dtype]
+    for option, value in (
+        ("--max-cases", request.max_cases),
+        ("--max-time", request.max_time),
+        ("--seed", request.seed),
+        ("--device", request.device),
+    ):
+        if value is not None:
+            parts += [option, str(value)]
+    return shlex.join(parts)
+
+
+def _file_name(kernel: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", kernel)
+
+
+def _ignore_folder() -> None:
+    """Keeps the folder out of the user's version control without touching their files."""
+    ignore = FOLDER / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n", encoding="utf-8")

@@ -1,0 +1,1 @@
+"""What kernels are judged on: named value families, problem specs, hostile buffers."""

@@ -1,0 +1,92 @@
+"""What a declaration obliges a certificate to have judged, and what a spec covers of it."""
+
+from __future__ import annotations
+
+from flashcheck.inputs.problems import Wishes, families_for, head_dims
+from flashcheck.inputs.spec import ProblemSpec
+from flashcheck.inputs.values import FAMILIES
+from flashcheck.kernel import Capabilities
+from flashcheck.problem import Problem
+
+
+def required(capabilities: Capabilities) -> dict[str, Wishes]:
+    """Label -> wishes that make a spec cover it; every label is owed once per dtype."""
+    owed: dict[str, Wishes] = {"no mask": Wishes(causal="none")}
+    if "causal" in capabilities.options:
+        owed |= {f"causal={a}": Wishes(causal=a) for a in capabilities.causal}
+    if "scale" in capabilities.options:
+        owed |= {
+            "scale=0": Wishes(scale=0.0, family="normal"),
+            "scale<0": Wishes(scale=-0.125),
+            "scale>0": Wishes(scale=0.25),
+        }
+    for option in capabilities.options:
+        if option not in ("causal", "scale"):
+            owed[f"option {option}"] = Wishes(option=option)
+    owed["one head per key/value head"] = Wishes(grouped=False)
+    if capabilities.gqa:
+        owed["grouped heads"] = Wishes(grouped=True)
+    dims = head_dims(capabilities)
+    owed |= {
+        f"head dim {d}": Wishes(head_dim=d, value_dim_differs=False, lengths=(33, 33))
+        for d in {dims[0], dims[-1]}
+    }
+    if capabilities.value_dim_differs:
+        owed["value dim differs"] = Wishes(value_dim_differs=True)
+    owed |= {"one query, one key": Wishes(lengths=(1, 1)), "ragged tail": Wishes(lengths=(129, 129))}
+    if capabilities.cross_lengths:
+        owed |= {"Nq < Nk": Wishes(lengths=(33, 80)), "one query": Wishes(lengths=(1, 129))}
+        if capabilities.empty_rows or "bottom_right" not in capabilities.causal:
+            owed["Nq > Nk"] = Wishes(lengths=(65, 17))
+        else:
+            owed["Nq > Nk"] = Wishes(lengths=(65, 17), causal="none")
+    if capabilities.empty_rows and has_empty_rows(capabilities):
+        owed["empty rows"] = _empty_rows(capabilities)
+    if capabilities.zero_length and capabilities.cross_lengths:
+        owed["zero keys"] = Wishes(lengths=(17, 0), causal="none")
+    for name in families_for(capabilities):
+        overflows = "overflows" in FAMILIES[name].properties
+        owed[f"values {name}"] = Wishes(family=name, scale=0.25 if overflows else None)
+    return owed
+
+
+def has_empty_rows(capabilities: Capabilities) -> bool:
+    """Some declared option can leave a row without keys."""
+    cut = {"mask", "key_lengths", "cu_seqlens"} & set(capabilities.options)
+    aligned = "causal" in capabilities.options and "bottom_right" in capabilities.causal
+    return bool(cut) or (aligned and capabilities.cross_lengths)
+
+
+def _empty_rows(capabilities: Capabilities) -> Wishes:
+    if "bottom_right" in capabilities.causal and capabilities.cross_lengths:
+        return Wishes(causal="bottom_right", empty_rows=True)
+    return Wishes(option="mask" if "mask" in capabilities.options else "key_lengths", empty_rows=True)
+
+
+def covered(spec: ProblemSpec, problem: Problem) -> set[str]:
+    """Labels of ``required`` that this problem covers."""
+    labels = {f"values {spec.family}", f"head dim {spec.head_dim}"}
+    labels.add("grouped heads" if problem.group > 1 else "one head per key/value head")
+    labels |= {f"option {name}" for name in problem.options()}
+    if spec.causal is not None:
+        labels.add(f"causal={spec.causal}")
+    elif not set(problem.options()) - {"scale"}:
+        labels.add("no mask")
+    if spec.scale is not None:
+        labels.add("scale=0" if spec.scale == 0 else "scale<0" if spec.scale < 0 else "scale>0")
+    if spec.value_dim != spec.head_dim:
+        labels.add("value dim differs")
+    nq, nk = spec.num_queries, spec.num_keys
+    if nk == 0:
+        labels.add("zero keys")
+    elif (nq, nk) == (1, 1):
+        labels.add("one query, one key")
+    elif nq == 1:
+        labels.add("one query")
+    if nk and nq != nk:
+        labels.add("Nq < Nk" if nq < nk else "Nq > Nk")
+    if nk % 16 and nk > 64:
+        labels.add("ragged tail")
+    if nk and nq and bool((~problem.visible().any(-1)).any()):
+        labels.add("empty rows")
+    return labels

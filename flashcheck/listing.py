@@ -1,0 +1,81 @@
+"""``flashcheck list``: the registries, a line per entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from flashcheck.errors import ArgumentError, UnknownNameError
+
+Rows = list[tuple[str, str]]
+
+
+def run_list(what: str | None, console: Console) -> int:
+    """Prints one registry, or all; raises UnknownNameError for an unknown one."""
+    if what is not None and what not in LISTS:
+        raise UnknownNameError("WHAT", what, LISTS)
+    for name in LISTS if what is None else (what,):
+        table = Table(box=None, pad_edge=False, show_header=False, title=name, title_justify="left")
+        table.add_column(no_wrap=True, style="bold")
+        table.add_column()
+        for row in LISTS[name]():
+            table.add_row(*row)
+        console.print(table)
+        if what is None:
+            console.print()
+    return 0
+
+
+def _kernels() -> Rows:
+    from flashcheck.adapters import BUILT_IN
+    from flashcheck.loading import load
+    from flashcheck.settings import read_settings
+
+    rows: Rows = []
+    for name in (*BUILT_IN, *(k for k in read_settings(Path.cwd()).kernels if k not in BUILT_IN)):
+        try:
+            capabilities = load(name).capabilities
+        except (ArgumentError, ImportError, RuntimeError) as error:
+            rows.append((name, f"cannot run here: {error}"))
+            continue
+        options = ", ".join(capabilities.options)
+        rows.append(
+            (name, f"{', '.join(capabilities.dtypes)}; {options}; on {', '.join(capabilities.devices)}")
+        )
+    return [*rows, ("package.module:attribute", "your own: a callable like scaled_dot_product_attention")]
+
+
+def _checks() -> Rows:
+    from flashcheck.checks import CHECKS
+
+    return [(c.name, c.property) for c in CHECKS.values()]
+
+
+def _values() -> Rows:
+    from flashcheck.inputs.values import FAMILIES
+
+    return [(f.name, f.purpose) for f in FAMILIES.values()]
+
+
+def _formats() -> Rows:
+    from flashcheck.formats import FORMATS
+
+    return [
+        (
+            f.name,
+            f"{f.precision} significand bits, u = 2^-{f.precision}, normal from 2^{f.min_exponent}, "
+            f"largest {f.max_finite:g}{', saturates' if f.saturates else ''}",
+        )
+        for f in FORMATS.values()
+    ]
+
+
+LISTS: dict[str, Callable[[], Rows]] = {
+    "kernels": _kernels,
+    "checks": _checks,
+    "values": _values,
+    "formats": _formats,
+}

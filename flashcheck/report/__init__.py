@@ -1,0 +1,1 @@
+"""What people and programs read: the certificate and the terminal."""

@@ -1,0 +1,241 @@
+"""The gradient of an additive bias, reduced over the dimensions in which the bias is broadcast; no atomics.
+
+One program owns one tile of the bias and adds up every tile of dS that maps to it, in a fixed order and
+in fp32, so that nothing larger than the bias is stored. dS is recomputed; it is that of the logits, before
+the derivative of a soft cap, as the bias is added after the cap.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gradients import probabilities, score_gradient
+from kernels.launch import device_of, pair_arguments, pair_constants
+from kernels.masking import segment, tile_range
+from kernels.options import Options
+from kernels.scores import LOG2E, pair_scores
+from kernels.tuning import backward_tile
+
+
+# n_heads, WIDE and DATA_MASK come with what every launch passes; here offsets are 64-bit and all is masked.
+@triton.jit(do_not_specialize=["n_tiles_i", "n_tiles_j", "n_loop_b", "n_queries", "n_keys", "left", "right"])
+def _dbias_kernel(
+    p_q,
+    s_q,
+    p_k,
+    s_k,
+    p_v,
+    s_v,
+    p_do,
+    s_do,
+    p_lse,
+    s_lse,
+    p_delta,
+    s_delta,
+    p_db,
+    s_db,
+    n_tiles_i,
+    n_tiles_j,
+    n_bias_heads,
+    n_loop_b,
+    n_loop_h,
+    ROW_BIAS: tl.constexpr,
+    KEY_BIAS: tl.constexpr,
+    n_heads,  # noqa: ARG001
+    group,
+    n_queries,
+    n_keys,
+    sigma,
+    score_factor,
+    cap,
+    left,
+    right,
+    p_key_lengths,
+    p_cu_q,
+    p_cu_k,
+    p_mask,
+    s_mask,
+    p_bias,
+    s_bias,
+    p_slopes,
+    s_slopes,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    WIDE: tl.constexpr,  # noqa: ARG001
+    BOTTOM_RIGHT: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    DATA_MASK: tl.constexpr,  # noqa: ARG001
+    PLAIN: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    i_tile_j = tl.program_id(0) % n_tiles_j
+    i_tile_i = tl.program_id(0) // n_tiles_j % n_tiles_i
+    i_hb = tl.program_id(0) // n_tiles_j // n_tiles_i % n_bias_heads
+    i_bb = tl.program_id(0) // n_tiles_j // n_tiles_i // n_bias_heads
+    o_row = tl.arange(0, BLOCK_M)
+    o_col = tl.arange(0, BLOCK_N)
+    o_d = tl.arange(0, BLOCK_D)
+    o_dv = tl.arange(0, BLOCK_DV)
+    b_db = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+    for i_loop in tl.range(0, n_loop_b * n_loop_h):
+        i_h = tl.cast(i_hb + i_loop % n_loop_h, tl.int64)
+        i_b, q_start, k_start, n_q, n_k, key_limit, shift, offset = segment(
+            i_bb + i_loop // n_loop_h, n_queries, n_keys, p_key_lengths, p_cu_q, p_cu_k, BOTTOM_RIGHT
+        )
+        p_q_head = p_q + i_b * s_q[0] + i_h * s_q[1] + q_start * s_q[2]
+        p_k_head = p_k + i_b * s_k[0] + i_h // group * s_k[1] + k_start * s_k[2]
+        p_v_head = p_v + i_b * s_v[0] + i_h // group * s_v[1] + k_start * s_v[2]
+        p_do_head = p_do + i_b * s_do[0] + i_h * s_do[1] + q_start * s_do[2]
+        p_lse_head = p_lse + i_b * s_lse[0] + i_h * s_lse[1] + q_start * s_lse[2]
+        p_delta_head = p_delta + i_b * s_delta[0] + i_h * s_delta[1] + q_start * s_delta[2]
+        p_bias_head = p_bias + i_b * s_bias[0] + i_h * s_bias[1] + q_start * s_bias[2] + k_start * s_bias[3]
+        p_mask_head = p_mask
+        slope = 0.0
+        if p_mask is not None:
+            p_mask_head = (
+                p_mask + i_b * s_mask[0] + i_h * s_mask[1] + q_start * s_mask[2] + k_start * s_mask[3]
+            )
+        if p_slopes is not None:
+            slope = tl.load(p_slopes + i_b * s_slopes[0] + i_h * s_slopes[1])
+        # A bias with one row gets the sum over all query tiles; one with one column, over all key tiles.
+        row_start = i_tile_i * BLOCK_M
+        row_stop = tl.minimum(row_start + BLOCK_M, n_q) if ROW_BIAS else n_q
+        for i_m in tl.range(row_start, row_stop, BLOCK_M):
+            o_i = i_m + o_row
+            m_row = o_i < n_q
+            o_i64 = o_i.to(tl.int64)
+            m_q = m_row[:, None] & (o_d[None, :] < D)
+            m_do = m_row[:, None] & (o_dv[None, :] < DV)
+            b_q = tl.load(p_q_head + o_i64[:, None] * s_q[2] + o_d[None, :] * s_q[3], mask=m_q, other=0.0)
+            b_do = tl.load(
+                p_do_head + o_i64[:, None] * s_do[2] + o_dv[None, :] * s_do[3], mask=m_do, other=0.0
+            )
+            b_lse2 = tl.load(p_lse_head + o_i64 * s_lse[2], mask=m_row, other=0.0) * LOG2E
+            b_delta = tl.load(p_delta_head + o_i64 * s_delta[2], mask=m_row, other=0.0)
+            last = tl.minimum(i_m + BLOCK_M, n_q) - 1
+            key_start, _full_start, _full_stop, key_stop = tile_range(
+                i_m, last, key_limit, shift, left, right, HAS_LEFT, HAS_RIGHT, True, BLOCK_N
+            )
+            if KEY_BIAS:
+                key_start = tl.maximum(key_start, i_tile_j * BLOCK_N)
+                key_stop = tl.minimum(key_stop, i_tile_j * BLOCK_N + BLOCK_N)
+            for i_n in tl.range(key_start, key_stop, BLOCK_N):
+                o_j = i_n + o_col
+                o_j64 = o_j.to(tl.int64)
+                m_col = o_j < key_limit
+                m_k = (o_d[:, None] < D) & m_col[None, :]
+                m_v = (o_dv[:, None] < DV) & m_col[None, :]
+                b_k = tl.load(p_k_head + o_d[:, None] * s_k[3] + o_j64[None, :] * s_k[2], mask=m_k, other=0.0)
+                b_v = tl.load(
+                    p_v_head + o_dv[:, None] * s_v[3] + o_j64[None, :] * s_v[2], mask=m_v, other=0.0
+                )
+                b_qk = tl.dot(b_q, b_k, input_precision=PRECISION)
+                b_s, _b_tanh, m_seen = pair_scores(
+                    b_qk,
+                    o_i[:, None],
+                    o_j[None, :],
+                    n_q,
+                    key_limit,
+                    shift,
+                    left,
+                    right,
+                    offset,
+                    score_factor,
+                    cap,
+                    slope,
+                    p_mask_head,
+                    s_mask[2],
+                    s_mask[3],
+                    p_bias_head,
+                    s_bias[2],
+                    s_bias[3],
+                    HAS_LEFT,
+                    HAS_RIGHT,
+                    True,
+                    PLAIN,
+                    SOFTCAP,
+                    p_slopes is not None,
+                    float("-inf"),
+                )
+                b_p = probabilities(b_s, sigma, b_lse2[:, None], m_seen, True)
+                b_dp = tl.dot(b_do, b_v, input_precision=PRECISION)
+                b_db += score_gradient(b_p, b_dp, b_delta[:, None], m_seen, True)
+
+    # Where the bias has one row (or column) for all, its gradient is the sum; the store goes to one of them.
+    _i_b, q_start, k_start, n_q, n_k, _key_limit, _shift, _offset = segment(
+        i_bb, n_queries, n_keys, p_key_lengths, p_cu_q, p_cu_k, BOTTOM_RIGHT
+    )
+    i_out = tl.cast(i_bb, tl.int64)
+    if p_cu_q is not None and (ROW_BIAS or KEY_BIAS):
+        i_out = i_out * 0
+    p_db += i_out * s_db[0] + tl.cast(i_hb, tl.int64) * s_db[1]
+    o_i = i_tile_i * BLOCK_M + o_row
+    o_j = i_tile_j * BLOCK_N + o_col
+    m_i = o_i < n_q
+    m_j = o_j < n_k
+    if not ROW_BIAS:
+        b_db = tl.broadcast_to(tl.sum(b_db, 0)[None, :], [BLOCK_M, BLOCK_N])
+        q_start = q_start * 0
+        m_i = o_i == 0
+    if not KEY_BIAS:
+        b_db = tl.broadcast_to(tl.sum(b_db, 1)[:, None], [BLOCK_M, BLOCK_N])
+        k_start = k_start * 0
+        m_j = o_j == 0
+    o_db = (q_start + o_i)[:, None] * s_db[2] + (k_start + o_j)[None, :] * s_db[3]
+    tl.store(p_db + o_db, b_db, mask=m_i[:, None] & m_j[None, :])
+
+
+def launch_dbias(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, bias: Tensor, options: Options
+) -> Tensor:
+    """dbias in the shape and dtype of ``bias`` as the caller gave it, broadcast dimensions summed."""
+    packed = options.cu_q is not None
+    bias_batch, bias_heads, rows, columns = bias.shape
+    row_bias, key_bias = rows > 1 or options.longest_q <= 1, columns > 1 or options.longest_k <= 1
+    # Pairs across packed segments have no bias gradient; a bias common to all of them gets one part each.
+    parts = options.segments if packed and not (row_bias or key_bias) else bias_batch
+    dbias = torch.zeros((parts, bias_heads, rows, columns), dtype=torch.float32, device=q.device)
+    if dbias.numel() == 0 or q.numel() == 0 or k.numel() == 0:
+        return dbias[:bias_batch].to(bias.dtype)
+    tile = backward_tile(
+        "dbias", q.device.type, q.element_size(), q.shape[3], v.shape[3], options.longest_q, options.longest_k
+    )
+    tiles_i = triton.cdiv(options.longest_q, tile.block_m) if row_bias else 1
+    tiles_j = triton.cdiv(options.longest_k, tile.block_n) if key_bias else 1
+    owners = options.segments if packed else bias_batch
+    with device_of(q):
+        _dbias_kernel[(tiles_i * tiles_j * bias_heads * owners,)](
+            q,
+            q.stride(),
+            k,
+            k.stride(),
+            v,
+            v.stride(),
+            dout,
+            dout.stride(),
+            lse,
+            lse.stride(),
+            delta,
+            delta.stride(),
+            dbias,
+            dbias.stride(),
+            tiles_i,
+            tiles_j,
+            bias_heads,
+            1 if packed else q.shape[0] // bias_batch,
+            q.shape[1] // bias_heads,
+            row_bias,
+            key_bias,
+            *pair_arguments(q, k, options),
+            **pair_constants(tile, options, q, k, v, dout),
+        )
+    return (dbias.sum(0, keepdim=True) if parts != bias_batch else dbias).to(bias.dtype)

@@ -1,0 +1,116 @@
+"""The passes as torch custom operators, so that autograd and torch.compile see through them.
+
+``torch.ops.flash_kernels.forward`` and ``.backward``: both have fake kernels (shapes without data), and the
+first has the second as its derivative. There is no second derivative.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.passes import run_backward, run_forward
+
+_OPTIONS = (
+    "float? scale, str? causal, int? window_left, int? window_right, Tensor? mask, Tensor? bias, "
+    "Tensor? alibi_slopes, float? softcap, Tensor? sink, Tensor? key_lengths, Tensor? cu_seqlens_q, "
+    "Tensor? cu_seqlens_k"
+)
+_NAMES = tuple(part.split()[-1] for part in _OPTIONS.split(", "))
+
+
+def _keywords(values: tuple[Any, ...]) -> dict[str, Any]:
+    """Options as keyword arguments of the passes, from their values in the order of the schema."""
+    options = dict(zip(_NAMES, values, strict=True))
+    window = (options.pop("window_left"), options.pop("window_right"))
+    return {**options, "window": None if window == (None, None) else window}
+
+
+@torch.library.custom_op(
+    "flash_kernels::forward",
+    mutates_args=(),
+    schema=f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
+)
+def forward_op(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    return run_forward(q, k, v, **_keywords(options))
+
+
+@forward_op.register_fake
+def _(q: Tensor, _k: Tensor, v: Tensor, *_options: Any) -> tuple[Tensor, Tensor]:
+    return (
+        v.new_empty((*q.shape[:3], v.shape[3])),
+        q.new_empty(q.shape[:3], dtype=torch.float32),
+    )
+
+
+@torch.library.custom_op(
+    "flash_kernels::backward",
+    mutates_args=(),
+    schema=f"(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
+    f"bool bias_gradient, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def backward_op(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    bias_gradient: bool,
+    *options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv, dbias, dsink; the last two are empty where there is none."""
+    found = run_backward(
+        dout, q, k, v, out, lse, dlse=dlse, bias_gradient=bias_gradient, **_keywords(options)
+    )
+    dbias, dsink = (found.get(name, q.new_empty(0)) for name in ("dbias", "dsink"))
+    return found["dq"], found["dk"], found["dv"], dbias, dsink
+
+
+@backward_op.register_fake
+def _(
+    _dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    _out: Tensor,
+    _lse: Tensor,
+    _dlse: Tensor | None,
+    bias_gradient: bool,
+    *options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    given = dict(zip(_NAMES, options, strict=True))
+    bias, sink = given["bias"] if bias_gradient else None, given["sink"]
+    return (
+        *(x.new_empty(x.shape) for x in (q, k, v)),
+        q.new_empty(0) if bias is None else bias.new_empty(bias.shape),
+        q.new_empty(0) if sink is None else sink.new_empty(sink.shape),
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, *options = inputs
+    # Tensors among the options are saved as tensors; the rest keep their places.
+    ctx.places = [i for i, x in enumerate(options) if isinstance(x, Tensor)]
+    ctx.plain = [None if isinstance(x, Tensor) else x for x in options]
+    ctx.save_for_backward(q, k, v, *output, *(options[i] for i in ctx.places))
+    ctx.set_materialize_grads(False)
+
+
+def _derivative(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, out, lse, *tensors = ctx.saved_tensors
+    options = list(ctx.plain)
+    for place, x in zip(ctx.places, tensors, strict=True):
+        options[place] = x
+    bias_gradient = bool(ctx.needs_input_grad[3 + _NAMES.index("bias")])
+    dout = torch.zeros_like(out) if dout is None else dout
+    dq, dk, dv, dbias, dsink = backward_op(dout, q, k, v, out, lse, dlse, bias_gradient, *options)
+    by_name = {"bias": dbias if bias_gradient else None}
+    by_name["sink"] = dsink if options[_NAMES.index("sink")] is not None else None
+    return dq, dk, dv, *(by_name.get(name) for name in _NAMES)
+
+
+forward_op.register_autograd(_derivative, setup_context=_setup_context)
