@@ -181,18 +181,17 @@ def _forward_kernel(
     # Whether a row sees a key is asked of the mask, not of m_i or l_i: scores that overflowed to -inf
     # leave those looking empty, and must give NaN (0/0 below), not a finite row of zeros.
     m_any = b_seen > 0 if DATA_MASK else row_sees_any(o_m, key_limit, shift, left, right, HAS_LEFT, HAS_RIGHT)
+    sink = float("-inf")
     if p_sink is not None:
-        # One more key, whose value is zero; it counts in the log-sum-exp of an empty row too.
-        b_sink = tl.load(p_sink + i_h) * LOG2E
-        m_new = tl.maximum(m_i, b_sink)
+        # One more key, whose value is zero; it is all there is to the log-sum-exp of an empty row.
+        sink = tl.load(p_sink + i_h)
+        m_new = tl.maximum(m_i, sink * LOG2E)
         m_base = tl.where(m_new == float("-inf"), 0.0, m_new)
         b_alpha = tl.exp2(m_i - m_base)
         b_acc = b_acc * b_alpha[:, None]
-        l_i = l_i * b_alpha + tl.exp2(b_sink - m_base)
+        l_i = l_i * b_alpha + tl.exp2(sink * LOG2E - m_base)
         m_i = m_new
-    b_lse = (m_i + tl.log2(l_i)) * LN2
-    if p_sink is None:
-        b_lse = tl.where(m_any, b_lse, float("-inf"))
+    b_lse = tl.where(m_any, (m_i + tl.log2(l_i)) * LN2, sink)
     b_o = tl.where(m_any[:, None], b_acc / l_i[:, None], 0.0)
     tl.store(
         p_o + o_row[:, None] * s_o[2] + o_dv[None, :] * s_o[3],

@@ -1,12 +1,13 @@
-"""Kernels that others ship, by the names that users type."""
+"""Kernels that others ship, and the emulator, by the names that users type."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from flashcheck import emulator
 from flashcheck.kernel import Kernel
 
-BUILT_IN: dict[str, Callable[[], Kernel]] = {}
+BUILT_IN: dict[str, Callable[[], Kernel]] = dict(emulator.KERNELS)
 """Name -> maker. Adapters import what they wrap only when their maker is called."""
 
 

@@ -94,6 +94,8 @@ def test_sink_and_its_gradient(size, device):
     sink = torch.tensor([size, -0.5], device=device)
     q, k, v = inputs(device, batch=2, nq=90, nk=70)
     check(q, k, v, sink=sink, causal="bottom_right")
+    _, lse = kernels.forward(q, k, v, sink=sink, causal="bottom_right")
+    assert torch.equal(lse[:, :, 0], sink.expand(2, 2))
     check(q, k, v, sink=sink, window=(4, 0))
 
 

@@ -1,0 +1,144 @@
+"""Scores of a key tile, and the exponents that are taken of them, as an Arithmetic places the scale.
+
+Where nothing is added to the scores, the placements ``exponent_fma`` and ``exponent_subtract_first`` keep
+the tile as the bare product q . k and bring the scale in with the base change, in one constant. A cap, a
+bias or ALiBi need the score itself, so there the scale comes first and the constant is log2(e).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from flashcheck.arithmetic import Arithmetic, Machine
+from flashcheck.emulator import functions
+from flashcheck.emulator.rounding import fp32, product_operand, round_to
+from flashcheck.emulator.units import multiply_add
+from flashcheck.problem import Problem
+
+
+class Scores:
+    """The score tiles of one problem, float32.
+
+    Attributes:
+        visible: (B, H, Nq, Nk) boolean.
+        base: of the exponential, 2 or e.
+        constant: multiplies the tile in the exponent, 1.0 where the tile is in the exponent's units.
+        natural: turns the tile's units into those of the LSE (the scale, where it is still to come).
+    """
+
+    def __init__(self, problem: Problem, arithmetic: Arithmetic, machine: Machine) -> None:
+        self.problem, self.arithmetic, self.machine = problem, arithmetic, machine
+        self.visible = problem.visible()
+        q, k = problem.q.float(), problem.k.float().repeat_interleave(problem.group, 1)
+        scale = problem.effective_scale
+        self._scale = fp32(scale)
+        self._added = problem.bias is not None or problem.alibi_slopes is not None
+        self._alibi = problem.alibi()
+        placement = arithmetic.scale_placement
+        bare = placement.startswith("exponent") and not self._added and problem.softcap is None
+        if placement == "operands":
+            root = fp32(math.sqrt(abs(scale)))
+            q, k, self._scale = q * root, k * root, 1.0
+            q = -q if scale < 0 else q
+        elif bare and scale < 0:  # the running maximum must be that of the scaled scores
+            q, self._scale = -q, -self._scale
+        self._operand = arithmetic.product_format or arithmetic.input_format
+        self._q = product_operand(q, arithmetic, arithmetic.input_format)
+        self._k = product_operand(k, arithmetic, arithmetic.input_format)
+        self.base = 2.0 if placement.startswith("exponent") else math.e
+        self.natural = self._scale if bare else 1.0
+        self.constant = 1.0
+        if bare:
+            twice = arithmetic.scale_roundings > 1
+            self.constant = fp32(self._scale * fp32(math.log2(math.e))) if twice else self._fused_constant()
+        elif self.base == 2.0:
+            self.constant = fp32(math.log2(math.e))
+        self._multiplied = not bare and placement != "operands"
+
+    def _fused_constant(self) -> float:
+        return fp32(abs(self.problem.effective_scale) * math.log2(math.e))
+
+    def tile(self, keys: slice, rows: slice = slice(None)) -> Tensor:
+        """Scores against a range of keys, -inf where hidden: (B, H, rows, keys)."""
+        q, k = self._q[..., rows, :], self._k[..., keys, :].mT
+        start = torch.zeros(*q.shape[:-1], k.shape[-1])
+        unit = self.machine.accumulator(self._operand)
+        s = multiply_add(q, k, start, unit, self._operand)
+        fmt = self.arithmetic.score_format
+        if fmt is not None:
+            s = round_to(s * self.arithmetic.score_scale, fmt) / self.arithmetic.score_scale
+        if self._multiplied:
+            s = self._scaled(s, rows, keys)
+        elif self._added or self.problem.softcap is not None:
+            s = self._shaped(s.double(), rows, keys)
+        return torch.where(self.visible[..., rows, keys], s, -torch.inf)
+
+    def _scaled(self, product: Tensor, rows: slice, keys: slice) -> Tensor:
+        exact = product.double() * self._scale
+        if self._added or self.problem.softcap is not None:
+            return self._shaped(exact, rows, keys)
+        return exact.float()
+
+    def _shaped(self, exact: Tensor, rows: slice, keys: slice) -> Tensor:
+        """Cap, bias, ALiBi on an unrounded scaled product; the first addition is fused with the scale."""
+        cap = self.problem.softcap
+        if cap is not None:
+            ratio = (exact / fp32(cap)).float()
+            exact = functions.tanh(ratio, self.machine).double() * fp32(cap)
+        s = exact if self.machine.fused_multiply_add else exact.float().double()
+        if self.problem.bias is not None:
+            s = (s + _part(self.problem.bias, rows, keys).float().double()).float().double()
+        if self._alibi is not None:
+            s = s + _part(self._alibi, rows, keys).float().double()
+        return s.float()
+
+    def exponent(self, tile: Tensor, reference: Tensor) -> Tensor:
+        """What the exponential is taken of: (tile - reference) in units of ``base``."""
+        m = finite_reference(reference).unsqueeze(-1)
+        if self.constant == 1.0 and self.base != 2.0:
+            return tile - m
+        if self.arithmetic.scale_placement == "exponent_subtract_first":
+            return (tile - m) * self.constant
+        # float64 holds the product of two float32 numbers, so only the sum is rounded: fma, but for
+        # double rounding in one case out of 2^29.
+        product = tile.double() * self.constant
+        if not self.machine.fused_multiply_add:
+            product = product.float().double()
+        return (product - (m * self.constant).double()).float()
+
+    def growth(self, old: Tensor, new: Tensor) -> Tensor:
+        """(old - new) in units of ``base``; -inf where there was no maximum yet."""
+        step = (old - finite_reference(new)) * self.constant
+        return torch.where(torch.isneginf(old), -torch.inf, step)
+
+    def weigh(self, exponent: Tensor) -> Tensor:
+        """base^exponent by the kernel's exponential."""
+        own = self.arithmetic.exp_error
+        return functions.exponential(
+            exponent, self.machine, base=self.base, error=own, exact_at_zero=own is None
+        )
+
+    def rescale_factor(self, old: Tensor, new: Tensor) -> Tensor:
+        """What results against the old reference are multiplied by: 1 where it did not move."""
+        return functions.exponential(
+            self.growth(old, new),
+            self.machine,
+            base=self.base,
+            error=self.arithmetic.exp_error,
+            exact_at_zero=True,
+        )
+
+
+def finite_reference(m: Tensor) -> Tensor:
+    """The maximum to subtract: 0 where no key has been seen, which avoids -inf minus -inf."""
+    return torch.where(torch.isneginf(m), 0.0, m)
+
+
+def _part(x: Tensor, rows: slice, keys: slice) -> Tensor:
+    """Rows and keys of a tensor that may broadcast over either."""
+    if x.shape[2] != 1:
+        x = x[:, :, rows]
+    return x[..., keys] if x.shape[3] != 1 else x
