@@ -24,8 +24,9 @@ class Tile:
     num_stages: int = 2
 
 
-# (architecture, element bytes) -> largest padded head dim -> tile. The entries of sm90 are the shapes that
-# fit two or more programs on a multiprocessor where possible; fp32 runs without tensor cores (IEEE).
+# (architecture, element bytes) -> largest padded head dim -> tile. The entries of sm90 are shapes that the
+# assembler fits into registers, with two programs or more on a multiprocessor where possible; fp32 runs
+# without tensor cores (IEEE).
 _FORWARD: dict[tuple[str, int], dict[int, Tile]] = {
     ("sm90", 2): {
         32: Tile(128, 64, 4, 3),
@@ -34,15 +35,45 @@ _FORWARD: dict[tuple[str, int], dict[int, Tile]] = {
         256: Tile(128, 64, 8, 2),
     },
     ("sm90", 4): {
-        32: Tile(64, 64, 4, 2),
-        64: Tile(64, 32, 4, 2),
-        128: Tile(32, 32, 4, 2),
-        256: Tile(32, 32, 8, 1),
+        32: Tile(64, 32, 8, 1),
+        64: Tile(64, 32, 8, 1),
+        128: Tile(32, 32, 8, 1),
+        256: Tile(32, 16, 8, 1),
     },
 }
+# (architecture, element bytes, kernel) -> largest padded head dim -> tile. On sm90 the assembler that Triton
+# 3.6 ships miscompiles wgmma in backward kernels of head dims up to 32 with 4 warps or more, and at larger
+# dims now and then with 4: hence 2 warps (mma.sync) below, 8 above.
+_BACKWARD: dict[tuple[str, int, str], dict[int, Tile]] = {
+    ("sm90", 2, "dkdv"): {
+        32: Tile(64, 64, 2, 2),
+        64: Tile(32, 128, 8, 2),
+        128: Tile(32, 128, 8, 1),
+        256: Tile(32, 32, 8, 1),
+    },
+    ("sm90", 2, "dq"): {
+        32: Tile(64, 64, 2, 2),
+        64: Tile(128, 64, 8, 2),
+        128: Tile(128, 64, 8, 2),
+        256: Tile(64, 32, 8, 1),
+    },
+    ("sm90", 4, "dkdv"): {
+        32: Tile(32, 32, 4, 1),
+        64: Tile(32, 32, 8, 1),
+        128: Tile(16, 32, 4, 1),
+        256: Tile(16, 16, 4, 1),
+    },
+    ("sm90", 4, "dq"): {
+        32: Tile(32, 32, 4, 1),
+        64: Tile(32, 32, 8, 1),
+        128: Tile(32, 16, 8, 1),
+        256: Tile(16, 16, 4, 1),
+    },
+}
+# Other GPUs: what fits 100 KiB of shared memory.
 _SMALL_SHARED_MEMORY: dict[int, dict[int, Tile]] = {
-    2: {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 2), 256: Tile(64, 32, 4, 1)},
-    4: {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1), 256: Tile(16, 16, 4, 1)},
+    2: {64: Tile(64, 64, 4, 2), 128: Tile(64, 32, 4, 2), 256: Tile(32, 32, 4, 1)},
+    4: {64: Tile(32, 32, 4, 1), 128: Tile(32, 16, 4, 1), 256: Tile(16, 16, 4, 1)},
 }
 
 
@@ -73,44 +104,6 @@ def forward_tile(
     ]
 
 
-def _interpreter_side(length: int) -> int:
-    """16 to 128, such that anything past 16 takes several tiles only when it is long."""
-    if length <= 64:
-        return max(16, 1 << max(length - 1, 1).bit_length())
-    return 64 if length <= 256 else 128
-
-
-# (architecture, element bytes, kernel) -> largest padded head dim -> tile. On sm90 the assembler that Triton
-# 3.6 ships miscompiles wgmma in backward kernels of head dims up to 32 with 4 warps or more, and at larger
-# dims now and then with 4: hence 2 warps (mma.sync) below, 8 above.
-_BACKWARD: dict[tuple[str, int, str], dict[int, Tile]] = {
-    ("sm90", 2, "dkdv"): {
-        32: Tile(64, 64, 2, 2),
-        64: Tile(64, 128, 8, 2),
-        128: Tile(64, 128, 8, 1),
-        256: Tile(32, 64, 8, 1),
-    },
-    ("sm90", 2, "dq"): {
-        32: Tile(64, 64, 2, 2),
-        64: Tile(128, 64, 8, 2),
-        128: Tile(128, 64, 8, 2),
-        256: Tile(64, 64, 8, 1),
-    },
-    ("sm90", 4, "dkdv"): {
-        32: Tile(32, 32, 2, 1),
-        64: Tile(32, 32, 4, 1),
-        128: Tile(16, 32, 4, 1),
-        256: Tile(16, 16, 4, 1),
-    },
-    ("sm90", 4, "dq"): {
-        32: Tile(32, 32, 2, 1),
-        64: Tile(32, 32, 4, 1),
-        128: Tile(32, 16, 4, 1),
-        256: Tile(16, 16, 4, 1),
-    },
-}
-
-
 def backward_tile(
     kernel: str,
     device_type: str,
@@ -129,3 +122,15 @@ def backward_tile(
     return by_dim[
         next(limit for limit in sorted(by_dim) if max(padded(head_dim), padded(value_dim)) <= limit)
     ]
+
+
+def _entry(by_dim: dict[int, Tile], head_dim: int, value_dim: int) -> Tile:
+    wider = max(padded(head_dim), padded(value_dim))
+    return by_dim[min(limit for limit in by_dim if wider <= limit)]
+
+
+def _interpreter_side(length: int) -> int:
+    """16 to 128, such that anything past 16 takes several tiles only when it is long."""
+    if length <= 64:
+        return max(16, 1 << max(length - 1, 1).bit_length())
+    return 64 if length <= 256 else 128
