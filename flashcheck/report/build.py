@@ -190,7 +190,7 @@ def _tensor_part(outcome: Outcome, dtype: str, name: str, summary: TensorSummary
 
 
 def _is_special(check: str) -> bool:
-    return check not in ("forward.bound", "forward.rms")
+    return not check.endswith((".bound", ".rms", ".algorithm"))
 
 
 def _finding_part(finding: Finding) -> FindingPart:
