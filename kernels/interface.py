@@ -131,7 +131,7 @@ def arithmetic(
         "block_queries": backward_tile("dkdv", *sizes).block_m,
         "order": "ascending",
         "row_sum": "unrounded",
-        "scale_placement": "exponent_fma",
+        "scale_placement": "exponent_subtract_first" if dtype_name == "fp16" else "exponent_fma",
         "scale_roundings": 1,
     }
 
