@@ -44,6 +44,12 @@ def test_unused_gradients_are_not_made(device):
     kernels.flash_attention(q, k, v, return_lse=True)[1].sum().backward()
 
 
+def test_a_gradient_that_does_not_exist_is_refused(device):
+    q, k, v, *_ = everything(device)
+    with pytest.raises(ValueError, match="alibi_slopes.requires_grad is True"):
+        kernels.flash_attention(q, k, v, alibi_slopes=torch.ones(4, device=device, requires_grad=True))
+
+
 @pytest.mark.parametrize("differentiable", [False, True])
 def test_opcheck(differentiable, device):
     q, k, v, bias, sink = (x.requires_grad_(differentiable) for x in everything(device))
