@@ -37,7 +37,11 @@ def forward(problem: Problem, arithmetic: Arithmetic, machine: Machine) -> Forwa
     values = _Values(problem, arithmetic, machine)
     if arithmetic.normalise == "before_product":
         return _eager(scores, values)
-    parts = [_visit(scores, values, tiles) for tiles in key_tiles(problem.num_keys, arithmetic)]
+    starts = [_start(problem) for _ in range(arithmetic.splits)]
+    if problem.sink is not None and arithmetic.sink_position == "first":
+        starts[0] = _start_with_sink(starts[0], problem.sink, scores)
+    groups = key_tiles(problem.num_keys, arithmetic)
+    parts = [_visit(scores, values, tiles, start) for tiles, start in zip(groups, starts, strict=False)]
     state = parts[0]
     for part in parts[1:]:
         state = _merge(state, part, scores)
@@ -68,10 +72,15 @@ def _start(problem: Problem) -> Partial:
     return Partial(torch.full(shape, -torch.inf), torch.zeros(shape), torch.zeros(*shape, problem.value_dim))
 
 
-def _visit(scores: Scores, values: _Values, tiles: list[slice]) -> Partial:
+def _start_with_sink(start: Partial, sink: Tensor, scores: Scores) -> Partial:
+    """The sink as a key that was seen before all others: it is the reference, its weight is 1."""
+    reference = (sink.float() / fp32(scores.natural)).view(1, -1, 1).expand_as(start.reference)
+    return Partial(reference, torch.where(torch.isneginf(reference), 0.0, 1.0), start.total)
+
+
+def _visit(scores: Scores, values: _Values, tiles: list[slice], state: Partial) -> Partial:
     """The online softmax over some tiles."""
     arithmetic, vector = scores.arithmetic, scores.machine.vector
-    state = _start(scores.problem)
     for keys in tiles:
         seen = scores.visible[..., keys]
         tile = scores.tile(keys)
@@ -118,7 +127,7 @@ def _finish(state: Partial, scores: Scores) -> ForwardResult:
     maximum = state.reference * fp32(scores.natural)
     maximum = torch.where(torch.isneginf(state.reference), -torch.inf, maximum)
     row_sum, total = state.row_sum, state.total
-    if problem.sink is not None:
+    if problem.sink is not None and arithmetic.sink_position == "last":
         maximum, factor, sink = _with_sink(maximum, problem.sink, scores)
         row_sum = row_sum * factor + sink
         total = total * factor.unsqueeze(-1)

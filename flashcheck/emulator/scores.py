@@ -18,6 +18,9 @@ from flashcheck.emulator.rounding import fp32, product_operand, round_to
 from flashcheck.emulator.units import multiply_add
 from flashcheck.problem import Problem
 
+_SMALLEST_SCALE = 2.0**-40
+"""A sink that joins first is divided by the scale, to be a reference for bare products; not below this."""
+
 
 class Scores:
     """The score tiles of one problem, float32.
@@ -39,6 +42,8 @@ class Scores:
         self._alibi = problem.alibi()
         placement = arithmetic.scale_placement
         bare = placement.startswith("exponent") and not self._added and problem.softcap is None
+        if problem.sink is not None and arithmetic.sink_position == "first":
+            bare = bare and abs(scale) > _SMALLEST_SCALE
         if placement == "operands":
             root = fp32(math.sqrt(abs(scale)))
             q, k, self._scale = q * root, k * root, 1.0
