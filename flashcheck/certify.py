@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import torch
 
-from flashcheck.checks import CHECKS, Judged, JudgeError, KernelError, Location, Record, Status
+from flashcheck.checks import CHECKS, Judged, JudgeError, Location, Record, Status
 from flashcheck.checks.diagnose import diagnose
 from flashcheck.checks.measure import Measured
 from flashcheck.checks.rms import RmsTally
@@ -212,8 +212,11 @@ def _judge_case(
     spec = case.spec
     problem = spec.build()
     judged = Judged(kernel, problem, device)
+    outcome.judged += 1
     try:
-        for name in case.checks:
+        # A kernel that breaks on the plain problem breaks every check: one finding says it all.
+        names = case.checks if judged.answers() else ("forward.bound",)
+        for name in names:
             record = CHECKS[name].on(judged)
             counts = outcome.checks.setdefault((spec.dtype, name), dict.fromkeys(Status, 0))
             counts[record.status] += 1
@@ -224,20 +227,17 @@ def _judge_case(
                     failures[key].cases += 1
                 else:
                     failures[key] = _Failure(record, spec)
-        measured_all = dict(judged.measured)
-        if kernel.backward is not None and judged.backward_defined:
-            measured_all |= judged.measured_gradients
-        for tensor, measured in measured_all.items():
-            outcome.tensors[spec.dtype, tensor].add(measured, spec)
-            if measured.elements:
-                outcome.slack[spec.dtype, spec.family, tensor].append(measured.slack)
-    except KernelError:
-        pass  # forward.bound has recorded it
+        if judged.answers():
+            measured_all = dict(judged.measured)
+            if kernel.backward is not None and judged.backward_defined and judged.differentiates():
+                measured_all |= judged.measured_gradients
+            for tensor, measured in measured_all.items():
+                outcome.tensors[spec.dtype, tensor].add(measured, spec)
+                if measured.elements:
+                    outcome.slack[spec.dtype, spec.family, tensor].append(measured.slack)
+            seen[spec.dtype] |= covered(spec, problem)
     except JudgeError as error:
         outcome.judge_faults.append(str(error))
-        return
-    outcome.judged += 1
-    seen[spec.dtype] |= covered(spec, problem)
 
 
 def _finding(kernel: Kernel, device: str, dtype: str, failure: _Failure) -> Finding:

@@ -173,6 +173,7 @@ flash_attention.__flashcheck__ = {  # type: ignore[attr-defined]
         "any_strides": True,
         "devices": ["cuda", "cpu"] if interpreter.interpreted() else ["cuda"],
         "deterministic": True,
+        "gradients": ["dq", "dk", "dv", "dbias", "dsink"],
     },
     "arithmetic": arithmetic,
 }

@@ -85,8 +85,22 @@ class Judged:
         return Rules(self.kernel.arithmetic(probe), self.kernel.machine(self.device))
 
     @cached_property
+    def _answer(self) -> ForwardResult | KernelError:
+        try:
+            return self.run()
+        except KernelError as error:
+            return error
+
+    def answers(self) -> bool:
+        """The kernel returned something of the right shape and dtype."""
+        return isinstance(self._answer, ForwardResult)
+
+    @property
     def result(self) -> ForwardResult:
-        return self.run()
+        """The kernel's result; raises KernelError, each time, where it has none."""
+        if isinstance(self._answer, KernelError):
+            raise self._answer
+        return self._answer
 
     @cached_property
     def exact(self) -> ForwardQuantities:
@@ -167,6 +181,13 @@ class Judged:
                     f"{name} has shape {tuple(result[name].shape)}, expected {tuple(exact.shape)}"
                 )
         return result
+
+    def differentiates(self) -> bool:
+        """The backward returned everything declared, in the right shapes."""
+        try:
+            return bool(self.gradients)
+        except KernelError:
+            return False
 
     @cached_property
     def exact_gradients(self) -> BackwardQuantities:

@@ -19,12 +19,8 @@ from flashcheck.masks import Alignment
 def specs(capabilities: Capabilities, dtype: str, largest: int = 129) -> st.SearchStrategy[ProblemSpec]:
     """Specs of one dtype that the declaration covers; lengths up to ``largest``."""
 
-    @st.composite
-    def draw_one(draw: st.DrawFn) -> ProblemSpec:
-        spec = draw(_fields(capabilities, dtype, largest))
-        return _legal(spec, capabilities)
-
-    return draw_one().filter(lambda spec: capabilities.refuses(spec.build()) is None)
+    drawn = _fields(capabilities, dtype, largest).map(lambda spec: _legal(spec, capabilities))
+    return drawn.filter(lambda spec: capabilities.refuses(spec.outline()) is None)
 
 
 def _fields(capabilities: Capabilities, dtype: str, largest: int) -> st.SearchStrategy[ProblemSpec]:
