@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from attention import assert_gradients_close, gradients, inputs, make
 
 import kernels
+from tests.kernels.attention import assert_gradients_close, gradients, inputs, make
 
 
 def everything(device, dtype=torch.float32):
