@@ -208,9 +208,8 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[T
     lse = torch.empty((batch, heads, num_queries), dtype=torch.float32, device=q.device)
     if lse.numel() == 0:
         return out, lse
-    tile = forward_tile(
-        q.device.type, q.element_size(), head_dim, value_dim, options.longest_q, options.longest_k
-    )
+    sizes = (head_dim, value_dim, options.longest_q, options.longest_k)
+    tile = forward_tile(q.device.type, q.element_size(), *sizes, data_mask=options.data_mask)
     num_tiles = triton.cdiv(options.longest_q, tile.block_m)
     with device_of(q):
         _forward_kernel[(num_tiles * options.segments * heads,)](
