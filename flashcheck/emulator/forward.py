@@ -146,13 +146,7 @@ def _with_sink(maximum: Tensor, sink: Tensor, scores: Scores) -> tuple[Tensor, T
     safe = finite_reference(top)
 
     def weight(x: Tensor) -> Tensor:
-        return functions.exponential(
-            x - safe,
-            scores.machine,
-            base=torch.e,
-            error=scores.arithmetic.exp_error,
-            exact_at_zero=True,
-        )
+        return scores.exponential(x - safe, base=torch.e)
 
     return top, weight(maximum), weight(logit)
 
@@ -163,12 +157,19 @@ def log_sum_exp(maximum: Tensor, row_sum: Tensor, arithmetic: Arithmetic, machin
     return stored(torch.where(row_sum == 0, -torch.inf, lse), arithmetic.lse_format)
 
 
-def _eager(scores: Scores, values: _Values) -> ForwardResult:
-    """Softmax over whole rows, normalised before it enters the second product."""
-    arithmetic, machine, problem = scores.arithmetic, scores.machine, scores.problem
+@dataclass(frozen=True, slots=True)
+class _EagerRows:
+    """Whole rows of an eager softmax: shares (B, H, Nq, Nk), maximum and row sum (B, H, Nq); float32."""
+
+    shares: Tensor
+    maximum: Tensor
+    row_sum: Tensor
+
+
+def _eager_rows(scores: Scores) -> _EagerRows:
+    machine, problem = scores.machine, scores.problem
     start = _start(problem)
-    keys = slice(0, problem.num_keys)
-    tile = scores.tile(keys)
+    tile = scores.tile(slice(0, problem.num_keys))
     reference = _next_reference(start.reference, tile, scores)
     p = torch.where(scores.visible, scores.weigh(scores.exponent(tile, reference)), 0.0)
     row_sum = add_up(p, start.row_sum, machine.vector)
@@ -178,11 +179,22 @@ def _eager(scores: Scores, values: _Values) -> ForwardResult:
         row_sum = row_sum * factor + sink
         p = p * factor.unsqueeze(-1)
     inverse = torch.where(row_sum == 0, 0.0, functions.reciprocal(row_sum, machine))
-    share = p * inverse.unsqueeze(-1)
+    return _EagerRows(p * inverse.unsqueeze(-1), maximum, row_sum)
+
+
+def eager_shares(scores: Scores) -> Tensor:
+    """The normalised P of an eager softmax before it is rounded, (B, H, Nq, Nk) float32."""
+    return _eager_rows(scores).shares
+
+
+def _eager(scores: Scores, values: _Values) -> ForwardResult:
+    """Softmax over whole rows, normalised before it enters the second product."""
+    arithmetic, machine, problem = scores.arithmetic, scores.machine, scores.problem
+    rows = _eager_rows(scores)
     scale = fp32(arithmetic.probability_scale)
-    rounded = round_to(share * scale, arithmetic.probability_format)
-    out = values.add_product(rounded, keys, start.total, scores.visible)
+    rounded = round_to(rows.shares * scale, arithmetic.probability_format)
+    every = slice(0, problem.num_keys)
+    out = values.add_product(rounded, every, _start(problem).total, scores.visible)
     out = out * fp32(problem.v_descale / scale)
-    return ForwardResult(
-        stored(out, arithmetic.output_format), log_sum_exp(maximum, row_sum, arithmetic, machine)
-    )
+    lse = log_sum_exp(rows.maximum, rows.row_sum, arithmetic, machine)
+    return ForwardResult(stored(out, arithmetic.output_format), lse)
