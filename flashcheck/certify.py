@@ -229,7 +229,8 @@ def _judge_case(
                     failures[key] = _Failure(record, spec)
         if judged.answers():
             measured_all = dict(judged.measured)
-            if kernel.backward is not None and judged.backward_defined and judged.differentiates():
+            asked = kernel.backward is not None and "backward.bound" in case.checks
+            if asked and judged.backward_defined and judged.differentiates():
                 measured_all |= judged.measured_gradients
             for tensor, measured in measured_all.items():
                 outcome.tensors[spec.dtype, tensor].add(measured, spec)

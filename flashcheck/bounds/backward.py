@@ -173,7 +173,10 @@ def _bias_bound(problem: Problem, exact: Tensor, pairs: PairErrors, machine: Mac
     if dims:
         error, total = error.sum(dims, keepdim=True), total.sum(dims, keepdim=True)
     error = error + machine.vector.gamma(terms) * total
-    return _unpredicted(_interval(exact, error, format_of(problem.bias.dtype)))
+    overflow = pairs.overflow_ds
+    for dim in dims:
+        overflow = overflow.any(dim, keepdim=True)
+    return _unpredicted(_interval(exact, error, format_of(problem.bias.dtype), overflow))
 
 
 def _sink_bound(
@@ -192,4 +195,5 @@ def _sink_bound(
     size = (torch.exp(log_p) + p_error) * (delta.abs() + delta_error)
     terms = size.shape[0] * size.shape[2]
     error = term.sum((0, 2)) + (machine.vector.gamma(terms) + 2 * UNIT) * size.sum((0, 2))
-    return _unpredicted(_interval(exact.dsink, error, format_of(problem.sink.dtype)))
+    overflow = pairs.overflow_delta.squeeze(-1).any(2).any(0) | ~(size.sum((0, 2)) < FP32_MAX)
+    return _unpredicted(_interval(exact.dsink, error, format_of(problem.sink.dtype), overflow))

@@ -38,7 +38,7 @@ class PairErrors:
         relative: |log of computed p / exact p|.
         exp_error: log of 1 + the error of one exponential.
         overflow_p, overflow_ds: boolean, pairs whose score, or whose dP or delta, may leave fp32's range;
-            hidden pairs too, whose P is 0: 0 * inf is NaN.
+            hidden pairs too, whose P is 0: 0 * inf is NaN. overflow_delta: (B, H, Nq, 1) delta alone.
     """
 
     p: Tensor
@@ -54,6 +54,7 @@ class PairErrors:
     exp_error: float
     overflow_p: Tensor
     overflow_ds: Tensor
+    overflow_delta: Tensor
 
 
 def pair_errors(
@@ -129,6 +130,7 @@ def pair_errors(
         exp_error,
         overflow_p,
         overflow_p | (every_pair + delta_size >= _NEAR_MAX),
+        delta_size >= _NEAR_MAX,
     )
 
 
