@@ -55,6 +55,7 @@ class Arithmetic:
             to fp32 (to ``product_format`` where that is narrower) before the product.
         scale_roundings: roundings (fp32) in the constant that multiplies the scores.
         exp_error: relative error of the kernel's own exponential; None: the machine's.
+        exp_flush: results of the kernel's own exponential below this may be zero; None: the machine's.
         rescale_threshold: log2 growth of the running maximum below which rescaling is skipped.
         sink_position: a sink joins the running maximum and sum before or after the key tiles.
         splits: partial results that are merged at the end (split keys); 1: none.
@@ -82,6 +83,7 @@ class Arithmetic:
     scale_placement: ScalePlacement = "exponent_fma"
     scale_roundings: int = 1
     exp_error: float | None = None
+    exp_flush: float | None = None
     rescale_threshold: float = 0.0
     sink_position: SinkPosition = "last"
     splits: int = 1

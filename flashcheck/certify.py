@@ -228,7 +228,11 @@ def _judge_case(
                 else:
                     failures[key] = _Failure(record, spec)
         if judged.answers():
-            for tensor, measured in judged.measured.items():
+            measured_all = dict(judged.measured)
+            asked = kernel.backward is not None and "backward.bound" in case.checks
+            if asked and judged.backward_defined and judged.differentiates():
+                measured_all |= judged.measured_gradients
+            for tensor, measured in measured_all.items():
                 outcome.tensors[spec.dtype, tensor].add(measured, spec)
                 if measured.elements:
                     outcome.slack[spec.dtype, spec.family, tensor].append(measured.slack)
@@ -245,9 +249,9 @@ def _finding(kernel: Kernel, device: str, dtype: str, failure: _Failure) -> Find
 
 
 def _judge_groups(outcome: Outcome) -> None:
-    """forward.rms, dtype by dtype."""
+    """forward.rms and backward.rms, dtype by dtype."""
     for (dtype, tensor), summary in outcome.tensors.items():
-        if tensor != "O":
+        if tensor not in ("O", "dQ", "dK", "dV"):
             continue
         record = summary.rms.verdict(tensor, f"{dtype}, ordinary values")
         counts = outcome.checks.setdefault((dtype, record.check), dict.fromkeys(Status, 0))

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from flashcheck.audit import audit
-from flashcheck.certify import Outcome, certify
+from flashcheck.certify import Outcome
 from flashcheck.devices import choose_device, interpret_without_gpu
 from flashcheck.errors import ArgumentError
 from flashcheck.kernel import Kernel
@@ -23,6 +23,7 @@ from flashcheck.report.certificate import write
 from flashcheck.report.progress import ProgressReport
 from flashcheck.report.terminal import print_certificate, print_ending
 from flashcheck.settings import read_settings
+from flashcheck.workers import certify_by_name
 
 EXIT_CODES = {"certified": 0, "rejected": 1, "incomplete": 3, "judge failed": 4}
 INTERRUPTED = 130
@@ -83,7 +84,9 @@ def _certify_one(
     plan = make_plan(kernel, level, request.dtypes, request.max_cases, seed)
     started = datetime.datetime.now(datetime.UTC)
     with ProgressReport(stderr, name, request.quiet) as progress:
-        outcome = certify(kernel, plan, device=device, max_seconds=max_seconds, on_progress=progress)
+        outcome = certify_by_name(
+            name, kernel, plan, device=device, max_seconds=max_seconds, on_progress=progress
+        )
     certificate = certificate_of(kernel, outcome, device, _command(name, level, request), started)
     path = request.out or FOLDER / "certificates" / f"{_file_name(name)}-{started:%Y%m%dT%H%M%SZ}.json"
     write(certificate, path)

@@ -24,6 +24,8 @@ from flashcheck.errors import ArgumentError, UnknownNameError
 from flashcheck.formats import format_named
 from flashcheck.problem import OPTIONS, Problem
 
+GRADIENT_NAMES = ("dq", "dk", "dv", "dbias", "dsink")
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -46,6 +48,7 @@ class Capabilities:
         devices: device types it runs on.
         not_together: pairs of features that the kernel does not take in one call: names of options,
             or ``"nonpositive_scale"`` (a scale that is zero or negative).
+        gradients: what the backward returns, out of dq, dk, dv, dbias, dsink.
     """
 
     dtypes: tuple[str, ...] = ("fp16", "bf16", "fp32")
@@ -64,6 +67,7 @@ class Capabilities:
     deterministic: bool = True
     devices: tuple[str, ...] = ("cpu", "cuda")
     not_together: tuple[tuple[str, str], ...] = ()
+    gradients: tuple[str, ...] = ("dq", "dk", "dv")
 
     def __post_init__(self) -> None:
         for name in self.dtypes:
@@ -75,6 +79,9 @@ class Capabilities:
             for name in pair:
                 if name not in (*OPTIONS, "nonpositive_scale"):
                     raise UnknownNameError("capabilities not_together", name, (*OPTIONS, "nonpositive_scale"))
+        for name in self.gradients:
+            if name not in GRADIENT_NAMES:
+                raise UnknownNameError("capabilities gradients", name, GRADIENT_NAMES)
         low, high = self.head_dim
         if not 1 <= low <= high:
             raise ArgumentError("capabilities head_dim", self.head_dim, "1 <= smallest <= largest")

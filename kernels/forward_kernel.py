@@ -1,9 +1,9 @@
 """The forward pass: O and the natural log-sum-exp, one program a tile of queries.
 
-Rounding points, per element: scores accumulate in fp32; ``exp2`` of one fused multiply-add
-(`kernels.softmax`); the row sum adds unrounded fp32 probabilities; probabilities are rounded to v's dtype
-for the product with v, which accumulates in fp32 and is rescaled at every tile; O is rounded once, at the
-end. fp32 inputs multiply in IEEE fp32, not TF32.
+Rounding points, per element: scores accumulate in fp32; ``exp2`` of the logit less the running maximum
+(`kernels.softmax` has the two forms of that difference); the row sum adds unrounded fp32 probabilities;
+probabilities are rounded to v's dtype for the product with v, which accumulates in fp32 and is rescaled at
+every tile; O is rounded once, at the end. fp32 inputs multiply in IEEE fp32, not TF32.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kernels.launch import device_of, pair_arguments, pair_constants
 from kernels.masking import row_sees_any, segment, tile_range
 from kernels.options import Options
 from kernels.scores import LOG2E, pair_scores
-from kernels.softmax import online_softmax_step
+from kernels.softmax import maximum_in_log2, online_softmax_step, softmax_start
 from kernels.tuning import forward_tile
 
 LN2 = tl.constexpr(0.6931471805599453)
@@ -71,6 +71,7 @@ def _forward_kernel(
     PLAIN: tl.constexpr,
     SOFTCAP: tl.constexpr,
     NEGATIVE: tl.constexpr,
+    SUBTRACT_FIRST: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     # The last rows see the most keys under a causal mask: they start first.
@@ -115,8 +116,7 @@ def _forward_kernel(
     o_v = o_col[:, None] * s_v[2] + o_dv[None, :] * s_v[3]
 
     b_acc = tl.zeros([BLOCK_M, BLOCK_DV], dtype=tl.float32)
-    m_i = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
-    l_i = tl.zeros([BLOCK_M], dtype=tl.float32)
+    m_i, l_i = softmax_start(BLOCK_M, NEGATIVE, SUBTRACT_FIRST)
     b_seen = tl.zeros([BLOCK_M], dtype=tl.int32)
     start, full_start, full_stop, stop = tile_range(
         i_m,
@@ -171,9 +171,7 @@ def _forward_kernel(
             )
             if DATA_MASK:
                 b_seen = tl.maximum(b_seen, tl.max(m_seen.to(tl.int32), 1))
-            b_p, b_alpha, m_i, l_i = online_softmax_step(
-                b_s, sigma, m_i, l_i, NEGATIVE, p_v.dtype.element_ty == tl.float16
-            )
+            b_p, b_alpha, m_i, l_i = online_softmax_step(b_s, sigma, m_i, l_i, NEGATIVE, SUBTRACT_FIRST)
             b_v = tl.load(p_v + tl.cast(i_n, tl.int64) * s_v[2] + o_v, mask=m_v, other=0.0)  # [BN, BDV]
             b_acc = b_acc * b_alpha[:, None]
             b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc, input_precision=PRECISION)
@@ -181,6 +179,7 @@ def _forward_kernel(
     # Whether a row sees a key is asked of the mask, not of m_i or l_i: scores that overflowed to -inf
     # leave those looking empty, and must give NaN (0/0 below), not a finite row of zeros.
     m_any = b_seen > 0 if DATA_MASK else row_sees_any(o_m, key_limit, shift, left, right, HAS_LEFT, HAS_RIGHT)
+    m_i = maximum_in_log2(m_i, sigma, SUBTRACT_FIRST)
     sink = float("-inf")
     if p_sink is not None:
         # One more key, whose value is zero; it is all there is to the log-sum-exp of an empty row.
@@ -209,9 +208,8 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[T
     lse = torch.empty((batch, heads, num_queries), dtype=torch.float32, device=q.device)
     if lse.numel() == 0:
         return out, lse
-    tile = forward_tile(
-        q.device.type, q.element_size(), head_dim, value_dim, options.longest_q, options.longest_k
-    )
+    sizes = (head_dim, value_dim, options.longest_q, options.longest_k)
+    tile = forward_tile(q.device.type, q.element_size(), *sizes, data_mask=options.data_mask)
     num_tiles = triton.cdiv(options.longest_q, tile.block_m)
     with device_of(q):
         _forward_kernel[(num_tiles * options.segments * heads,)](
@@ -229,6 +227,7 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[T
             options.sink,
             *pair_arguments(q, k, options),
             NEGATIVE=options.sigma < 0,
+            SUBTRACT_FIRST=v.dtype == torch.float16,
             **pair_constants(tile, options, q, k, v, out),
         )
     return out, lse

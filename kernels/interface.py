@@ -95,6 +95,8 @@ def flash_attention(
     Raises:
         ValueError: an argument's value is illegal.
     """
+    if alibi_slopes is not None and alibi_slopes.requires_grad:
+        raise ValueError("alibi_slopes.requires_grad is True; it has no gradient here and must be detached")
     left, right = (None, None) if window is None else window
     out, lse = forward_op(
         q,
@@ -131,7 +133,7 @@ def arithmetic(
         "block_queries": backward_tile("dkdv", *sizes).block_m,
         "order": "ascending",
         "row_sum": "unrounded",
-        "scale_placement": "exponent_fma",
+        "scale_placement": "exponent_subtract_first" if dtype_name == "fp16" else "exponent_fma",
         "scale_roundings": 1,
     }
 
@@ -171,6 +173,7 @@ flash_attention.__flashcheck__ = {  # type: ignore[attr-defined]
         "any_strides": True,
         "devices": ["cuda", "cpu"] if interpreter.interpreted() else ["cuda"],
         "deterministic": True,
+        "gradients": ["dq", "dk", "dv", "dbias", "dsink"],
     },
     "arithmetic": arithmetic,
 }

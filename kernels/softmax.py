@@ -1,41 +1,58 @@
-"""One step of the online softmax, in base 2.
+"""One step of the online softmax, in base 2. Flash attention, Dao 2023 (arXiv 2307.08691), algorithm 1.
 
-Logits come as ``x = score * sigma`` (log2 units) and are never stored: the step takes the scores and
-the factor. Rounding, per element: ``x - m`` is one fused multiply-add, so a row's terms carry a common
-factor 2^delta, where delta is the rounding error of the row's own m = max(score) * sigma. It cancels in
-O and in the log-sum-exp. Flash attention, Dao 2023 (arXiv 2307.08691), algorithm 1.
+Logits are ``x = score * sigma`` (log2 units); the step takes the scores and the factor. Two forms:
+
+* fused (bf16, fp32): ``fma(score, sigma, -m)`` with m = max(score) * sigma, rounded. A row's terms carry a
+  common factor 2^delta, where delta is the rounding error of the row's m; it cancels in O and in the
+  log-sum-exp, as long as P can hold it.
+* subtract first (fp16): ``(score - m) * sigma`` with m = max(score). Past m = 2^27 the common factor of the
+  fused form would leave fp16's range, and a row of zeros come out; here there is none, for one more
+  instruction an element.
 """
 
 import triton
 import triton.language as tl
 
-# The common factor 2^delta, |delta| <= ulp(m)/2, would push fp16 probabilities below their range from
-# ulp(m)/2 = 14 on. From 2^27 on rows become NaN, rather than a finite wrong number.
-FP16_LARGEST_MAX = tl.constexpr(2.0**27)
+
+@triton.jit
+def softmax_start(BLOCK_M: tl.constexpr, NEGATIVE: tl.constexpr, SUBTRACT_FIRST: tl.constexpr):
+    """Running maximum (of scores where SUBTRACT_FIRST, else of logits) and row sum before any key."""
+    nothing = float("inf") if SUBTRACT_FIRST and NEGATIVE else float("-inf")
+    return tl.full([BLOCK_M], nothing, dtype=tl.float32), tl.zeros([BLOCK_M], dtype=tl.float32)
 
 
 @triton.jit
-def online_softmax_step(b_s, sigma, m_i, l_i, NEGATIVE: tl.constexpr, PROBABILITY_FP16: tl.constexpr):
+def online_softmax_step(b_s, sigma, m_i, l_i, NEGATIVE: tl.constexpr, SUBTRACT_FIRST: tl.constexpr):
     """Fold one tile of scores into the running maximum and row sum.
 
     Args:
         b_s: [BM, BN] fp32 scores; hidden pairs hold -inf (+inf where sigma is negative).
         sigma: fp32 factor to log2 units; NEGATIVE says its sign. Never zero: a zero times a hidden
             pair's infinity would be NaN.
-        m_i, l_i: [BM] running maximum (log2 units) and row sum; -inf and 0 at the start.
+        m_i, l_i: [BM] as `softmax_start` and this function return them.
 
     Returns:
         b_p: [BM, BN] fp32 probabilities relative to the new maximum, b_alpha: [BM] factor for what was
         accumulated before, and the new m_i, l_i. NaN scores do not enter the maximum (neither on a GPU
         nor in the interpreter) but do enter b_p, and through it the row.
     """
-    b_max = tl.min(b_s, 1) * sigma if NEGATIVE else tl.max(b_s, 1) * sigma
-    m_new = tl.maximum(m_i, b_max)
-    # A row that has seen nothing yet: exp2(-inf - 0) = 0, where -inf - -inf would be NaN.
-    m_base = tl.where(m_new == float("-inf"), 0.0, m_new)
-    if PROBABILITY_FP16:
-        m_base = tl.where(tl.abs(m_base) >= FP16_LARGEST_MAX, float("nan"), m_base)
-    b_p = tl.exp2(tl.fma(b_s, sigma, -m_base[:, None]))
-    b_alpha = tl.exp2(m_i - m_base)
+    b_top = tl.min(b_s, 1) if NEGATIVE else tl.max(b_s, 1)
+    # The base of a row that has seen nothing yet is 0: exp2(-inf - 0) = 0, where -inf - -inf is NaN.
+    if SUBTRACT_FIRST:
+        m_new = tl.minimum(m_i, b_top) if NEGATIVE else tl.maximum(m_i, b_top)
+        m_base = tl.where(m_new == (float("inf") if NEGATIVE else float("-inf")), 0.0, m_new)
+        b_p = tl.exp2((b_s - m_base[:, None]) * sigma)
+        b_alpha = tl.exp2((m_i - m_base) * sigma)
+    else:
+        m_new = tl.maximum(m_i, b_top * sigma)
+        m_base = tl.where(m_new == float("-inf"), 0.0, m_new)
+        b_p = tl.exp2(tl.fma(b_s, sigma, -m_base[:, None]))
+        b_alpha = tl.exp2(m_i - m_base)
     l_i = l_i * b_alpha + tl.sum(b_p, 1)
     return b_p, b_alpha, m_new, l_i
+
+
+@triton.jit
+def maximum_in_log2(m_i, sigma, SUBTRACT_FIRST: tl.constexpr):
+    """The running maximum as a logit in log2 units."""
+    return m_i * sigma if SUBTRACT_FIRST else m_i

@@ -41,6 +41,16 @@ _FORWARD: dict[tuple[str, int], dict[int, Tile]] = {
         256: Tile(32, 16, 8, 1),
     },
 }
+# The same for calls with a mask or a bias tensor, whose tiles take registers and shared memory too. Keys per
+# tile are as above, so that what is declared of a call does not depend on its options.
+_FORWARD_WITH_DATA_MASK: dict[tuple[str, int], dict[int, Tile]] = {
+    ("sm90", 2): {
+        32: Tile(128, 64, 8, 2),
+        64: Tile(128, 64, 8, 2),
+        128: Tile(128, 64, 8, 1),
+        256: Tile(64, 64, 8, 1),
+    },
+}
 # (architecture, element bytes, kernel) -> largest padded head dim -> tile. On sm90 the assembler that Triton
 # 3.6 ships miscompiles wgmma in backward kernels of head dims up to 32 with 4 warps or more, and at larger
 # dims now and then with 4: hence 2 warps (mma.sync) below, 8 above.
@@ -92,16 +102,23 @@ def architecture(device_type: str) -> str:
 
 
 def forward_tile(
-    device_type: str, element_bytes: int, head_dim: int, value_dim: int, num_queries: int, num_keys: int
+    device_type: str,
+    element_bytes: int,
+    head_dim: int,
+    value_dim: int,
+    num_queries: int,
+    num_keys: int,
+    data_mask: bool = False,
 ) -> Tile:
     """The forward's tile for a problem; the same call answers what a kernel declares about itself."""
     arch = architecture(device_type)
     if arch == "interpreter":
         return Tile(_interpreter_side(num_queries), _interpreter_side(num_keys))
-    by_dim = _FORWARD.get((arch, element_bytes), _SMALL_SHARED_MEMORY[element_bytes])
-    return by_dim[
-        next(limit for limit in sorted(by_dim) if max(padded(head_dim), padded(value_dim)) <= limit)
-    ]
+    key = (arch, element_bytes)
+    by_dim = _FORWARD.get(key, _SMALL_SHARED_MEMORY[element_bytes])
+    if data_mask:
+        by_dim = _FORWARD_WITH_DATA_MASK.get(key, by_dim)
+    return _entry(by_dim, head_dim, value_dim)
 
 
 def backward_tile(

@@ -34,6 +34,9 @@ from flashcheck.problem import Problem
 # polynomial, 1.124e-4, and exp(0) = 1 - 5.3e-5), fp32 takes exp_u20 (3.27 * 2^-23, worst near -87).
 FEXP_U20_ERROR = 2.0**-13
 EXP_U20_ERROR = 4.0 * 2.0**-23
+# exp_u20 builds 2^(n-1) and doubles it: n = -126 makes the exponent field 0, so results under 2^-125.5
+# come out as 0.
+EXP_U20_FLUSH = 2.0**-125
 
 FLASH_CAPABILITIES = Capabilities(
     dtypes=("fp16", "bf16", "fp32"),
@@ -111,6 +114,7 @@ def flash_arithmetic(problem: Problem) -> Arithmetic:
         order="ascending",
         scale_placement="scores",
         exp_error=FEXP_U20_ERROR if narrow else EXP_U20_ERROR,
+        exp_flush=EXP_U20_FLUSH,
         grad_accumulator_format=fmt if narrow else None,
         block_queries=_flash_query_tile(problem.num_queries),
         group_grad_format=fmt if narrow else None,

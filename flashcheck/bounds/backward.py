@@ -13,7 +13,7 @@ from torch import Tensor
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds import centred, rms_backward
 from flashcheck.bounds.interval import Interval, rounded_interval
-from flashcheck.bounds.numbers import SMALLEST_FP32, UNIT, is_power_of_two, weighted_growth
+from flashcheck.bounds.numbers import FP32_MAX, SMALLEST_FP32, UNIT, is_power_of_two, weighted_growth
 from flashcheck.bounds.pairs import PairErrors, dout_of, pair_errors, sum_group, tiles_of
 from flashcheck.bounds.result import BackwardBound, TensorBound
 from flashcheck.bounds.rms import after_rounding
@@ -40,6 +40,8 @@ def backward_bound(
 
     Source: THEORY.md section 4.
     """
+    if not problem.num_keys or not problem.num_queries:
+        return _nothing(exact, arithmetic.output_format)
     pairs = pair_errors(problem, forward, exact, out, lse, arithmetic, machine)
     q, k = problem.q.double(), problem.k.double().repeat_interleave(problem.group, 1)
     dout = dout_of(problem)
@@ -53,13 +55,13 @@ def backward_bound(
     rows, keys = problem.num_queries * problem.group, problem.num_keys
     gamma_v, gamma_q, gamma_k = v_unit.gamma(rows), s_unit.gamma(keys), s_unit.gamma(rows)
 
-    def summed(slack: Tensor, size: Tensor, other: Tensor, gamma: float, terms: int) -> Tensor:
-        """[G1] operand errors, [G2] accumulation, and the floor of fp32."""
-        return slack @ other + gamma * ((size + slack) @ other) + terms * SMALLEST_FP32
+    def summed(slack: Tensor, size: Tensor, other: Tensor, gamma: float) -> Tensor:
+        """[G1] operand errors, [G2] accumulation."""
+        return slack @ other + gamma * ((size + slack) @ other)
 
-    dv = summed(p_slack.mT, pairs.p.mT, dout.abs(), gamma_v, rows)
-    dq = scale * (1 + 2 * UNIT) * summed(ds_slack, pairs.ds.abs(), k.abs(), gamma_q, keys)
-    dk = scale * (1 + 2 * UNIT) * summed(ds_slack.mT, pairs.ds.abs().mT, q.abs(), gamma_k, rows)
+    dv = summed(p_slack.mT, pairs.p.mT, dout.abs(), gamma_v)
+    dq = scale * (1 + 2 * UNIT) * summed(ds_slack, pairs.ds.abs(), k.abs(), gamma_q)
+    dk = scale * (1 + 2 * UNIT) * summed(ds_slack.mT, pairs.ds.abs().mT, q.abs(), gamma_k)
     if not is_power_of_two(arithmetic.probability_scale):
         dv = dv * (1 + 2 * UNIT) + UNIT * (pairs.p.mT @ dout.abs())
     partial_q = scale * ((pairs.ds.abs() + ds_slack) @ k.abs())
@@ -76,19 +78,24 @@ def backward_bound(
         if arithmetic.group_grad_format.precision <= 11:  # the sum over the group is stored so as well
             extra = problem.group * arithmetic.group_grad_format.unit_roundoff
             dk, dv = dk + extra * partial_k, dv + extra * partial_v
+    # [G5] subnormal products and sums, before and after the scale.
+    dq = dq + keys * SMALLEST_FP32 * (scale + 2)
+    dk = dk + problem.num_queries * SMALLEST_FP32 * (scale + 2)
+    dv = dv + problem.num_queries * SMALLEST_FP32
+    overflow = _overflow(problem, pairs, arithmetic, partial_q, partial_k, partial_v)
     dk, dv = sum_group(dk, problem), sum_group(dv, problem) * problem.v_descale
     dq = dq + 2 * UNIT * exact.dq.abs()
     dk = dk + 2 * UNIT * exact.dk.abs()
     fmt = arithmetic.output_format
     sigma = rms_backward.backward_sigma(problem, forward, exact, lse, pairs, arithmetic, machine)
     linear = rms_backward.first_order(pairs, problem)
-    centres = centred.gradient_intervals(problem, pairs, arithmetic, machine)
+    centres = centred.gradient_intervals(problem, exact, pairs, arithmetic, machine, overflow)
     tensors = {}
     for name, value, error in (("dq", exact.dq, dq), ("dk", exact.dk, dk), ("dv", exact.dv, dv)):
         holds = (linear[name] & torch.isfinite(value)).expand_as(value)
         predicted = torch.where(holds, after_rounding(value, sigma[name], fmt), 0.0)
         tensors[name] = TensorBound(
-            _interval(value, error, fmt), predicted, holds, fmt.precision <= 11, centres[name]
+            _interval(value, error, fmt, overflow[name]), predicted, holds, fmt.precision <= 11, centres[name]
         )
     if exact.dbias is not None and problem.bias is not None:
         tensors["dbias"] = _bias_bound(problem, exact.dbias, pairs, machine)
@@ -107,11 +114,48 @@ def _tile_rounding(partial: Tensor, length: int, block: int | None, arithmetic: 
     return tiles * half_ulp(partial * growth, arithmetic.grad_accumulator_format)
 
 
-def _interval(exact: Tensor, error: Tensor, fmt: Format) -> Interval:
+def _nothing(exact: BackwardQuantities, fmt: Format) -> BackwardBound:
+    """No pair exists: every gradient is exactly 0."""
+    named = {"dq": exact.dq, "dk": exact.dk, "dv": exact.dv, "dbias": exact.dbias, "dsink": exact.dsink}
+    return BackwardBound(
+        {
+            name: _unpredicted(rounded_interval(x, torch.zeros_like(x), fmt))
+            for name, x in named.items()
+            if x is not None
+        }
+    )
+
+
+def _overflow(
+    problem: Problem,
+    pairs: PairErrors,
+    arithmetic: Arithmetic,
+    partial_q: Tensor,
+    partial_k: Tensor,
+    partial_v: Tensor,
+) -> dict[str, Tensor]:
+    """Elements whose computation may leave the range of fp32, or of a format that partial sums
+    are kept in, on the way; shapes of q, k, v."""
+    kept, grouped_format = arithmetic.grad_accumulator_format, arithmetic.group_grad_format
+    stores = (FP32_MAX, *(f.max_finite for f in (kept, grouped_format) if f is not None))
+    limit = min(stores) * (1 - 2.0**-10)
+    unscaled = max(abs(problem.effective_scale), 1e-300)
+
+    def past(partial: Tensor, factor: float) -> Tensor:
+        return ~(torch.maximum(partial, partial / factor) < limit)
+
+    dq = pairs.overflow_ds.any(-1, keepdim=True) | past(partial_q, unscaled)
+    dk = pairs.overflow_ds.any(-2).unsqueeze(-1) | past(partial_k, unscaled)
+    dv = pairs.overflow_p.any(-2).unsqueeze(-1) | past(partial_v, 1.0)
+    grouped = {"dk": sum_group(dk.double(), problem) > 0, "dv": sum_group(dv.double(), problem) > 0}
+    return {"dq": dq, **grouped}
+
+
+def _interval(exact: Tensor, error: Tensor, fmt: Format, overflow: Tensor | None = None) -> Interval:
     """Gradients whose exact value is not finite are unlimited here; the non-finite checks judge them."""
     finite = torch.isfinite(exact)
     error = torch.where(finite, error.nan_to_num(torch.inf, torch.inf), torch.inf)
-    return rounded_interval(torch.where(finite, exact, 0.0), error, fmt)
+    return rounded_interval(torch.where(finite, exact, 0.0), error, fmt, overflow)
 
 
 def _unpredicted(interval: Interval) -> TensorBound:
@@ -129,7 +173,10 @@ def _bias_bound(problem: Problem, exact: Tensor, pairs: PairErrors, machine: Mac
     if dims:
         error, total = error.sum(dims, keepdim=True), total.sum(dims, keepdim=True)
     error = error + machine.vector.gamma(terms) * total
-    return _unpredicted(_interval(exact, error, format_of(problem.bias.dtype)))
+    overflow = pairs.overflow_ds
+    for dim in dims:
+        overflow = overflow.any(dim, keepdim=True)
+    return _unpredicted(_interval(exact, error, format_of(problem.bias.dtype), overflow))
 
 
 def _sink_bound(
@@ -148,4 +195,5 @@ def _sink_bound(
     size = (torch.exp(log_p) + p_error) * (delta.abs() + delta_error)
     terms = size.shape[0] * size.shape[2]
     error = term.sum((0, 2)) + (machine.vector.gamma(terms) + 2 * UNIT) * size.sum((0, 2))
-    return _unpredicted(_interval(exact.dsink, error, format_of(problem.sink.dtype)))
+    overflow = pairs.overflow_delta.squeeze(-1).any(2).any(0) | ~(size.sum((0, 2)) < FP32_MAX)
+    return _unpredicted(_interval(exact.dsink, error, format_of(problem.sink.dtype), overflow))

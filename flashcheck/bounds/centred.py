@@ -18,6 +18,7 @@ from flashcheck.bounds.pairs import PairErrors, dout_of, sum_group, tiles_of
 from flashcheck.bounds.rows import SoftmaxRows
 from flashcheck.bounds.weights import WeightErrors
 from flashcheck.formats import half_ulp, round_nearest
+from flashcheck.oracle.quantities import BackwardQuantities
 from flashcheck.problem import Problem
 
 _LIMIT = 50.0  # e^50 is "anything" here
@@ -64,6 +65,8 @@ def forward_interval(
     chain = (chain + weights.exp_error * weights.rescales).clamp(max=_LIMIT)
     slack = numerator * expm1_clipped(chain) + ambiguous * share * exp_clipped(chain)  # [C2]
     slack = slack + stored * weights.flush / rows.row_sum
+    limit = weights.flush / (1 + weights.rescales)
+    slack = slack + weight.clamp(max=limit) * share  # a weight under the flush limit may be 0
     num_keys = rows.values.shape[-2]
     kernel = weights.kernel.clamp(max=_LIMIT)
     more = (rows.p * torch.expm1(kernel)).sum(-1, keepdim=True)
@@ -86,9 +89,17 @@ def forward_interval(
 
 
 def gradient_intervals(
-    problem: Problem, pairs: PairErrors, arithmetic: Arithmetic, machine: Machine
+    problem: Problem,
+    exact: BackwardQuantities,
+    pairs: PairErrors,
+    arithmetic: Arithmetic,
+    machine: Machine,
+    overflow: dict[str, Tensor],
 ) -> dict[str, Interval]:
-    """Centred intervals for dq, dk, dv; they need no tiling, since P is recomputed from the stored LSE."""
+    """Centred intervals for dq, dk, dv; they need no tiling, since P is recomputed from the stored LSE.
+
+    Gradients whose exact value is not finite (a stored LSE too coarse for its scores) are unlimited.
+    """
     p_format, factor = arithmetic.probability_format, arithmetic.probability_scale
     ds_format = arithmetic.grad_score_format or p_format
     scale = problem.effective_scale
@@ -110,11 +121,19 @@ def gradient_intervals(
     rows, keys = problem.num_queries * problem.group, problem.num_keys
 
     def interval(
-        weights: Tensor, slack: Tensor, other: Tensor, gamma: float, factor: float, grouped: bool, tiles: int
+        name: str,
+        weights: Tensor,
+        slack: Tensor,
+        other: Tensor,
+        gamma: float,
+        factor: float,
+        tiles: int,
     ) -> Interval:
+        grouped = name != "dq"
         centre = factor * (weights @ other)
         size = (weights.abs() + slack) @ other.abs()
-        error = abs(factor) * (1 + 2 * UNIT) * (slack @ other.abs() + gamma * size + rows * SMALLEST_FP32)
+        error = abs(factor) * (1 + 2 * UNIT) * (slack @ other.abs() + gamma * size)
+        error = error + max(rows, keys) * SMALLEST_FP32 * (abs(factor) + 2)
         kept = arithmetic.grad_accumulator_format
         if kept is not None:
             error = error + tiles * half_ulp(abs(factor) * size * (1 + kept.unit_roundoff) ** tiles, kept)
@@ -125,13 +144,16 @@ def gradient_intervals(
         if grouped:
             centre, error = sum_group(centre, problem), sum_group(error, problem)
         error = (error + 2 * UNIT * centre.abs()).nan_to_num(torch.inf, torch.inf)
-        return rounded_interval(centre, error, arithmetic.output_format)
+        defined = torch.isfinite(getattr(exact, name)) & torch.isfinite(centre)
+        error = torch.where(defined, error, torch.inf)
+        centre = torch.where(defined, centre, 0.0)
+        return rounded_interval(centre, error, arithmetic.output_format, overflow[name])
 
     q_tiles = tiles_of(keys, arithmetic.block_keys)
     k_tiles = tiles_of(problem.num_queries, arithmetic.block_queries)
     gamma_rows, gamma_keys = ds_unit.gamma(rows), ds_unit.gamma(keys)
     return {
-        "dq": interval(stored_ds, slack_ds, k, gamma_keys, scale, False, q_tiles),
-        "dk": interval(stored_ds.mT, slack_ds.mT, q, gamma_rows, scale, True, k_tiles),
-        "dv": interval(stored_p.mT, slack_p.mT, dout, p_unit.gamma(rows), 1.0, True, k_tiles),
+        "dq": interval("dq", stored_ds, slack_ds, k, gamma_keys, scale, q_tiles),
+        "dk": interval("dk", stored_ds.mT, slack_ds.mT, q, gamma_rows, scale, k_tiles),
+        "dv": interval("dv", stored_p.mT, slack_p.mT, dout, p_unit.gamma(rows), 1.0, k_tiles),
     }

@@ -9,12 +9,21 @@ import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
-from flashcheck.bounds.numbers import ORACLE_SHARE, SMALLEST_FP32, UNIT, is_power_of_two, weighted_growth
+from flashcheck.bounds.numbers import (
+    FP32_MAX,
+    ORACLE_SHARE,
+    SMALLEST_FP32,
+    UNIT,
+    is_power_of_two,
+    weighted_growth,
+)
 from flashcheck.bounds.scores import score_error
 from flashcheck.bounds.tiling import SMALLEST_TILE
 from flashcheck.formats import Format, half_ulp
 from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
 from flashcheck.problem import Problem
+
+_NEAR_MAX = FP32_MAX * (1 - 2.0**-10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +37,8 @@ class PairErrors:
         delta_error: (B, H, Nq, 1) error of rowsum(dO * O) - dLSE.
         relative: |log of computed p / exact p|.
         exp_error: log of 1 + the error of one exponential.
+        overflow_p, overflow_ds: boolean, pairs whose score, or whose dP or delta, may leave fp32's range;
+            hidden pairs too, whose P is 0: 0 * inf is NaN. overflow_delta: (B, H, Nq, 1) delta alone.
     """
 
     p: Tensor
@@ -41,6 +52,9 @@ class PairErrors:
     delta_error: Tensor
     relative: Tensor
     exp_error: float
+    overflow_p: Tensor
+    overflow_ds: Tensor
+    overflow_delta: Tensor
 
 
 def pair_errors(
@@ -59,6 +73,7 @@ def pair_errors(
     scores = torch.where(visible, forward.scores, 0.0)
     constant = 0.0 if score.additive else score.constant
     own = torch.where(visible, score.own, 0.0) * ORACLE_SHARE + constant * scores.abs()
+    flush_limit = machine.exp_flush if arithmetic.exp_flush is None else arithmetic.exp_flush
     exp_error = -math.log1p(-(machine.exp_error if arithmetic.exp_error is None else arithmetic.exp_error))
     # [B1] No common shift cancels here: P is exp(s - L) with L given.
     shift = 2 * UNIT * stored.abs()
@@ -71,13 +86,14 @@ def pair_errors(
     relative = torch.where(visible, relative, 0.0)
     p = torch.where(visible, exact.probabilities, 0.0)
     log_p = torch.where(visible, scores - stored, -torch.inf)
-    p_error = torch.where(visible, weighted_growth(log_p, relative) + machine.exp_flush, 0.0)
+    p_error = torch.where(visible, weighted_growth(log_p, relative) + flush_limit, 0.0)
     p_rounding = _rounding(p + p_error, arithmetic.probability_format, arithmetic.probability_scale)  # [B2]
     # [B3] delta and dP
     dout = dout_of(problem)
     unit = machine.accumulator(arithmetic.product_format or arithmetic.input_format)
     values = problem.v.double().repeat_interleave(problem.group, 1) * problem.v_descale
-    magnitude = torch.where(visible, dout.abs() @ values.abs().mT, 0.0)
+    every_pair = dout.abs() @ values.abs().nan_to_num(0.0, 0.0).mT
+    magnitude = torch.where(visible, every_pair, 0.0)
     dp_error = unit.gamma(problem.value_dim) * magnitude + problem.value_dim * SMALLEST_FP32
     delta_size = (dout * out.double().nan_to_num(0.0)).abs().sum(-1, keepdim=True)
     delta_error = machine.vector.gamma(problem.value_dim) * delta_size + problem.value_dim * SMALLEST_FP32
@@ -92,11 +108,12 @@ def pair_errors(
     # [B4] dS = P (dP - delta)
     ds_plain = torch.where(visible, exact.grad_scores, 0.0)
     plain_error = p_error * difference.abs() + (p + p_error) * difference_error
-    plain_error = plain_error + UNIT * (ds_plain.abs() + plain_error) + machine.exp_flush
+    plain_error = plain_error + UNIT * (ds_plain.abs() + plain_error) + flush_limit
     plain_error = torch.where(visible, plain_error, 0.0)
     ds, ds_error = ds_plain, plain_error
     if problem.softcap is not None:
         ds, ds_error = _through_softcap(problem, forward, ds_plain, plain_error, own, machine, visible)
+    overflow_p = visible & (score.overflow.unsqueeze(-1) | ~torch.isfinite(own) | (shift > 20.0))
     grad_format = arithmetic.grad_score_format or arithmetic.probability_format
     ds_rounding = _rounding(ds.abs() + ds_error, grad_format, 1.0)  # [B5]
     return PairErrors(
@@ -111,6 +128,9 @@ def pair_errors(
         delta_error,
         relative,
         exp_error,
+        overflow_p,
+        overflow_p | (every_pair + delta_size >= _NEAR_MAX),
+        delta_size >= _NEAR_MAX,
     )
 
 

@@ -164,6 +164,8 @@ def partial_squares(steps: int, total: Tensor, squares: Tensor) -> Tensor:
     The terms in random order, the last sum S known: E S_k^2 = (k/n)^2 S^2 + (k/n)(1 - k/n) Q with
     Q = ``squares``, the sum of squared terms (a Brownian bridge).
     """
+    if steps < 1:
+        return torch.zeros_like(total * squares)
     ends = (steps + 1) * (2 * steps + 1) / (6 * steps)
     bridge = (steps * steps - 1) / (6 * steps)
     return ends * total.square() + bridge * squares

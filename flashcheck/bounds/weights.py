@@ -56,6 +56,7 @@ def weight_errors(
     own_max = own.amax(-1, keepdim=True) if own.shape[-1] else torch.zeros_like(rows.row_max)
     gap = rows.row_max - rows.scores
     size = rows.row_max.abs() + own_max
+    flush_limit = machine.exp_flush if arithmetic.exp_flush is None else arithmetic.exp_flush
     exp_error = -math.log1p(-(machine.exp_error if arithmetic.exp_error is None else arithmetic.exp_error))
     constant = 0.0 if errors.additive else errors.constant
     roundings = 2 if arithmetic.scale_placement == "exponent_subtract_first" else 1
@@ -83,7 +84,7 @@ def weight_errors(
         local = local + UNIT
     zero = torch.zeros_like(gap)
     relative, kernel = torch.where(visible, relative, zero), torch.where(visible, kernel, zero)
-    flush = (1 + rescales) * machine.exp_flush
+    flush = (1 + rescales) * flush_limit
     # [W6] The key that the kernel takes for the maximum weighs exp2(rho), |rho| <= 2 u |m|.
     least = torch.exp(-(2 * UNIT * size + exp_error).clamp(max=700.0))
     largest = size

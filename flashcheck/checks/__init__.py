@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from flashcheck.checks import accuracy, isolation, repeat, rms, special
+from flashcheck.checks import accuracy, algorithm, gradients, isolation, repeat, rms, special
 from flashcheck.checks.judged import Judged, JudgeError, KernelError
 from flashcheck.checks.record import Location, Record, Status
 from flashcheck.checks.registry import CHECKS, Check, check_named
@@ -20,7 +20,9 @@ __all__ = [
     "Record",
     "Status",
     "accuracy",
+    "algorithm",
     "check_named",
+    "gradients",
     "isolation",
     "repeat",
     "rms",

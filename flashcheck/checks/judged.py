@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
+from flashcheck.bounds.backward import backward_bound
 from flashcheck.bounds.forward import forward_bound
-from flashcheck.bounds.result import ForwardBound
+from flashcheck.bounds.result import BackwardBound, ForwardBound
 from flashcheck.checks.measure import Measured, measure
+from flashcheck.formats import round_nearest
 from flashcheck.kernel import ForwardResult, Kernel
 from flashcheck.oracle import fp64
-from flashcheck.oracle.quantities import ForwardQuantities
+from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
 from flashcheck.problem import Problem
 
 
@@ -133,6 +135,103 @@ class Judged:
         if self.result.lse is not None:
             out["LSE"] = measure("LSE", self.result.lse, self.bound.lse, live)
         return out
+
+    @cached_property
+    def gradient_problem(self) -> Problem:
+        """The problem with an output gradient: its own, or normal values that follow from its seed."""
+        if self.problem.dout is not None:
+            return self.problem
+        p = self.problem
+        generator = torch.Generator().manual_seed(p.seed + 1)
+        shape = (p.batch, p.num_heads, p.num_queries, p.value_dim)
+        dout = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return p.replaced(dout=dout.to(self.rules.arithmetic.output_format.dtype))
+
+    @cached_property
+    def stored(self) -> tuple[Tensor, Tensor]:
+        """O and LSE as the backward gets them: the oracle's, rounded to the kernel's formats."""
+        rules = self.rules.arithmetic
+        out = round_nearest(self.exact.out, rules.output_format).to(rules.output_format.dtype)
+        lse = round_nearest(self.exact.lse, rules.lse_format).to(rules.lse_format.dtype)
+        return out, lse
+
+    @cached_property
+    def backward_defined(self) -> bool:
+        """The stored forward is finite (empty rows' -inf apart), so that gradients mean something."""
+        out, lse = self.stored
+        return bool(torch.isfinite(out).all()) and bool((torch.isfinite(lse) | (lse == -torch.inf)).all())
+
+    @cached_property
+    def gradients(self) -> dict[str, Tensor]:
+        """The kernel's gradients by name (dq, dk, dv, ...), on the CPU and validated."""
+        backward = self.kernel.backward
+        if backward is None:
+            raise KernelError("no backward is declared")
+        moved = on_device(self.gradient_problem, self.device)
+        try:
+            raw = backward(moved, *(x.to(self.device) for x in self.stored))
+            result = {name: x.detach().cpu() for name, x in raw.items()}
+        except Exception as error:
+            raise KernelError(f"the backward raised {type(error).__name__}: {error}") from error
+        for name, exact in self._exact_by_name().items():
+            if name not in result:
+                raise KernelError(f"the backward returned no {name}")
+            if result[name].shape != exact.shape:
+                raise KernelError(
+                    f"{name} has shape {tuple(result[name].shape)}, expected {tuple(exact.shape)}"
+                )
+        return result
+
+    def differentiates(self) -> bool:
+        """The backward returned everything declared, in the right shapes."""
+        try:
+            return bool(self.gradients)
+        except KernelError:
+            return False
+
+    @cached_property
+    def exact_gradients(self) -> BackwardQuantities:
+        """The oracle's gradients, given the stored O and LSE; from scratch for an eager kernel, whose
+        backward reads its own P."""
+        eager = self.rules.arithmetic.normalise == "before_product"
+        return fp64.backward(self.gradient_problem, *(() if eager else self.stored))
+
+    def _exact_by_name(self) -> dict[str, Tensor]:
+        exact = self.exact_gradients
+        named = {"dq": exact.dq, "dk": exact.dk, "dv": exact.dv, "dbias": exact.dbias, "dsink": exact.dsink}
+        declared = self.kernel.capabilities.gradients
+        return {name: x for name, x in named.items() if x is not None and name in declared}
+
+    @cached_property
+    def backward_bound(self) -> BackwardBound:
+        rules = self.rules
+        try:
+            return backward_bound(
+                self.gradient_problem,
+                self.exact,
+                self.exact_gradients,
+                *self.stored,
+                rules.arithmetic,
+                rules.machine,
+            )
+        except Exception as error:
+            raise JudgeError(
+                f"the bound failed on {self.problem.describe()}: {type(error).__name__}: {error}"
+            ) from error
+
+    @cached_property
+    def measured_gradients(self) -> dict[str, Measured]:
+        """``dQ``, ``dK``, ``dV`` and, where the problem has them, ``dBias`` and ``dSink``."""
+        out = {}
+        for name in self._exact_by_name():
+            bound, got = self.backward_bound.tensors[name], self.gradients[name]
+            everything = torch.ones(got.shape, dtype=torch.bool)
+            out[GRADIENTS[name]] = measure(GRADIENTS[name], got, bound, everything)
+        return out
+
+
+GRADIENTS = {"dq": "dQ", "dk": "dK", "dv": "dV", "dbias": "dBias", "dsink": "dSink"}
+"""The names that reports use for a backward's results."""
 
 
 def on_device(problem: Problem, device: torch.device) -> Problem:

@@ -45,9 +45,9 @@ class Measured:
 
 
 def measure(name: str, got: Tensor, bound: TensorBound, live: Tensor) -> Measured:
-    """Measures ``got`` (B, H, Nq) or (B, H, Nq, dv) where ``live`` (B, H, Nq) rows are judged."""
+    """Measures ``got`` where ``live`` holds; ``live`` may lack the last dimension (whole rows)."""
     got = got.to(torch.float64)
-    judged = live if got.ndim == 3 else live.unsqueeze(-1).expand_as(got)
+    judged = live if got.ndim == live.ndim else live.unsqueeze(-1).expand_as(got)
     margin = torch.where(judged, bound.interval.margin(got), 0.0)
     elements = int(judged.sum())
     error = (got - bound.interval.exact).abs()

@@ -89,7 +89,7 @@ class RmsTally:
 
     def verdict(self, tensor: str, problem: str = "") -> Record:
         """forward.rms on this group."""
-        name = "forward.rms"
+        name = "forward.rms" if tensor == "O" else "backward.rms"
         ratio = self.ratio
         if ratio is None or not self.judges:
             return not_applicable(name, f"{self.rows:.0f} predictable rows, fewer than {FEWEST_ROWS:.0f}")
@@ -122,3 +122,26 @@ def forward_rms(judged: Judged) -> Record:
         return not_applicable("forward.rms", "the prediction is not sharp for this output format")
     tally.add(measured)
     return tally.verdict("O", judged.problem.describe())
+
+
+@check("backward.rms")
+def backward_rms(judged: Judged) -> Record:
+    """The rms errors of dQ, dK and dV are not above the predicted ones.
+
+    Judged over all problems of a dtype with ordinary values, tensor by tensor; on one problem alone the
+    worst of the three counts.
+    """
+    name = "backward.rms"
+    if judged.kernel.backward is None or not judged.backward_defined:
+        return not_applicable(name, "no backward is declared, or the exact forward is not finite")
+    verdicts = []
+    for tensor in ("dQ", "dK", "dV"):
+        measured = judged.measured_gradients[tensor]
+        if measured.gates:
+            tally = RmsTally()
+            tally.add(measured)
+            verdicts.append(tally.verdict(tensor, judged.problem.describe()))
+    judging = [v for v in verdicts if v.status is not Status.NOT_APPLICABLE]
+    if not judging:
+        return not_applicable(name, "the prediction is not sharp for this output format, or rows are few")
+    return next((v for v in judging if v.failed), judging[0])

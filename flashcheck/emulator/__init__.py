@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flashcheck.arithmetic import ARITHMETICS, HOPPER, IEEE, Arithmetic, Machine
+from flashcheck.emulator.backward import backward
 from flashcheck.emulator.forward import forward
 from flashcheck.emulator.tiles import concrete
-from flashcheck.kernel import Capabilities, Kernel
+from flashcheck.kernel import GRADIENT_NAMES, Capabilities, Kernel
 from flashcheck.problem import OPTIONS
 
 
@@ -27,6 +28,7 @@ def as_kernel(arithmetic: Arithmetic, machine: Machine = IEEE, *, name: str) -> 
     return Kernel(
         name=name,
         forward=lambda problem: forward(problem, declared, machine),
+        backward=lambda problem, out, lse: backward(problem, out, lse, declared, machine),
         capabilities=Capabilities(
             dtypes=(declared.input_format.name,),
             options=OPTIONS,
@@ -42,6 +44,7 @@ def as_kernel(arithmetic: Arithmetic, machine: Machine = IEEE, *, name: str) -> 
             isolates_nonfinite=True,
             deterministic=True,
             devices=("cpu",),
+            gradients=GRADIENT_NAMES,
         ),
         arithmetic=lambda problem: declared,  # noqa: ARG005
         machine=lambda device: machine,  # noqa: ARG005

@@ -37,7 +37,11 @@ def forward(problem: Problem, arithmetic: Arithmetic, machine: Machine) -> Forwa
     values = _Values(problem, arithmetic, machine)
     if arithmetic.normalise == "before_product":
         return _eager(scores, values)
-    parts = [_visit(scores, values, tiles) for tiles in key_tiles(problem.num_keys, arithmetic)]
+    starts = [_start(problem) for _ in range(arithmetic.splits)]
+    if problem.sink is not None and arithmetic.sink_position == "first":
+        starts[0] = _start_with_sink(starts[0], problem.sink, scores)
+    groups = key_tiles(problem.num_keys, arithmetic)
+    parts = [_visit(scores, values, tiles, start) for tiles, start in zip(groups, starts, strict=False)]
     state = parts[0]
     for part in parts[1:]:
         state = _merge(state, part, scores)
@@ -68,10 +72,15 @@ def _start(problem: Problem) -> Partial:
     return Partial(torch.full(shape, -torch.inf), torch.zeros(shape), torch.zeros(*shape, problem.value_dim))
 
 
-def _visit(scores: Scores, values: _Values, tiles: list[slice]) -> Partial:
+def _start_with_sink(start: Partial, sink: Tensor, scores: Scores) -> Partial:
+    """The sink as a key that was seen before all others: it is the reference, its weight is 1."""
+    reference = (sink.float() / fp32(scores.natural)).view(1, -1, 1).expand_as(start.reference)
+    return Partial(reference, torch.where(torch.isneginf(reference), 0.0, 1.0), start.total)
+
+
+def _visit(scores: Scores, values: _Values, tiles: list[slice], state: Partial) -> Partial:
     """The online softmax over some tiles."""
     arithmetic, vector = scores.arithmetic, scores.machine.vector
-    state = _start(scores.problem)
     for keys in tiles:
         seen = scores.visible[..., keys]
         tile = scores.tile(keys)
@@ -118,7 +127,7 @@ def _finish(state: Partial, scores: Scores) -> ForwardResult:
     maximum = state.reference * fp32(scores.natural)
     maximum = torch.where(torch.isneginf(state.reference), -torch.inf, maximum)
     row_sum, total = state.row_sum, state.total
-    if problem.sink is not None:
+    if problem.sink is not None and arithmetic.sink_position == "last":
         maximum, factor, sink = _with_sink(maximum, problem.sink, scores)
         row_sum = row_sum * factor + sink
         total = total * factor.unsqueeze(-1)
@@ -137,13 +146,7 @@ def _with_sink(maximum: Tensor, sink: Tensor, scores: Scores) -> tuple[Tensor, T
     safe = finite_reference(top)
 
     def weight(x: Tensor) -> Tensor:
-        return functions.exponential(
-            x - safe,
-            scores.machine,
-            base=torch.e,
-            error=scores.arithmetic.exp_error,
-            exact_at_zero=True,
-        )
+        return scores.exponential(x - safe, base=torch.e)
 
     return top, weight(maximum), weight(logit)
 
@@ -154,12 +157,19 @@ def log_sum_exp(maximum: Tensor, row_sum: Tensor, arithmetic: Arithmetic, machin
     return stored(torch.where(row_sum == 0, -torch.inf, lse), arithmetic.lse_format)
 
 
-def _eager(scores: Scores, values: _Values) -> ForwardResult:
-    """Softmax over whole rows, normalised before it enters the second product."""
-    arithmetic, machine, problem = scores.arithmetic, scores.machine, scores.problem
+@dataclass(frozen=True, slots=True)
+class _EagerRows:
+    """Whole rows of an eager softmax: shares (B, H, Nq, Nk), maximum and row sum (B, H, Nq); float32."""
+
+    shares: Tensor
+    maximum: Tensor
+    row_sum: Tensor
+
+
+def _eager_rows(scores: Scores) -> _EagerRows:
+    machine, problem = scores.machine, scores.problem
     start = _start(problem)
-    keys = slice(0, problem.num_keys)
-    tile = scores.tile(keys)
+    tile = scores.tile(slice(0, problem.num_keys))
     reference = _next_reference(start.reference, tile, scores)
     p = torch.where(scores.visible, scores.weigh(scores.exponent(tile, reference)), 0.0)
     row_sum = add_up(p, start.row_sum, machine.vector)
@@ -169,11 +179,22 @@ def _eager(scores: Scores, values: _Values) -> ForwardResult:
         row_sum = row_sum * factor + sink
         p = p * factor.unsqueeze(-1)
     inverse = torch.where(row_sum == 0, 0.0, functions.reciprocal(row_sum, machine))
-    share = p * inverse.unsqueeze(-1)
+    return _EagerRows(p * inverse.unsqueeze(-1), maximum, row_sum)
+
+
+def eager_shares(scores: Scores) -> Tensor:
+    """The normalised P of an eager softmax before it is rounded, (B, H, Nq, Nk) float32."""
+    return _eager_rows(scores).shares
+
+
+def _eager(scores: Scores, values: _Values) -> ForwardResult:
+    """Softmax over whole rows, normalised before it enters the second product."""
+    arithmetic, machine, problem = scores.arithmetic, scores.machine, scores.problem
+    rows = _eager_rows(scores)
     scale = fp32(arithmetic.probability_scale)
-    rounded = round_to(share * scale, arithmetic.probability_format)
-    out = values.add_product(rounded, keys, start.total, scores.visible)
+    rounded = round_to(rows.shares * scale, arithmetic.probability_format)
+    every = slice(0, problem.num_keys)
+    out = values.add_product(rounded, every, _start(problem).total, scores.visible)
     out = out * fp32(problem.v_descale / scale)
-    return ForwardResult(
-        stored(out, arithmetic.output_format), log_sum_exp(maximum, row_sum, arithmetic, machine)
-    )
+    lse = log_sum_exp(rows.maximum, rows.row_sum, arithmetic, machine)
+    return ForwardResult(stored(out, arithmetic.output_format), lse)

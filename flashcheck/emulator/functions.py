@@ -18,12 +18,19 @@ _ROUNDING = 2.0**-24 * (1 + 2.0**-20)
 
 
 def exponential(
-    x: Tensor, machine: Machine, *, base: float, error: float | None, exact_at_zero: bool
+    x: Tensor,
+    machine: Machine,
+    *,
+    base: float,
+    error: float | None = None,
+    flush: float | None = None,
+    exact_at_zero: bool = True,
 ) -> Tensor:
     """base^x for base 2 or e.
 
     Args:
         error: relative error of the kernel's own exponential; None: the machine's.
+        flush: results below this are 0; None: the machine's limit.
         exact_at_zero: the result for 0 is 1; polynomials that are not so do exist.
     """
     exact = torch.exp2(x.double()) if base == 2.0 else torch.exp(x.double())
@@ -32,7 +39,8 @@ def exponential(
     if exact_at_zero:
         perturbed = torch.where(x == 0, 1.0, perturbed)
     result = perturbed.float()
-    return torch.where(result < machine.exp_flush, 0.0, result)
+    limit = machine.exp_flush if flush is None else flush
+    return torch.where(result < limit, 0.0, result)
 
 
 def logarithm(x: Tensor, machine: Machine) -> Tensor:

@@ -18,6 +18,9 @@ from flashcheck.emulator.rounding import fp32, product_operand, round_to
 from flashcheck.emulator.units import multiply_add
 from flashcheck.problem import Problem
 
+_SMALLEST_SCALE = 2.0**-40
+"""A sink that joins first is divided by the scale, to be a reference for bare products; not below this."""
+
 
 class Scores:
     """The score tiles of one problem, float32.
@@ -39,15 +42,22 @@ class Scores:
         self._alibi = problem.alibi()
         placement = arithmetic.scale_placement
         bare = placement.startswith("exponent") and not self._added and problem.softcap is None
+        if problem.sink is not None and arithmetic.sink_position == "first":
+            bare = bare and abs(scale) > _SMALLEST_SCALE
+        self._root = fp32(math.sqrt(abs(scale)))
         if placement == "operands":
-            root = fp32(math.sqrt(abs(scale)))
-            q, k, self._scale = q * root, k * root, 1.0
+            q, k, self._scale = q * self._root, k * self._root, 1.0
             q = -q if scale < 0 else q
         elif bare and scale < 0:  # the running maximum must be that of the scaled scores
             q, self._scale = -q, -self._scale
         self._operand = arithmetic.product_format or arithmetic.input_format
         self._q = product_operand(q, arithmetic, arithmetic.input_format)
         self._k = product_operand(k, arithmetic, arithmetic.input_format)
+        self._q_gradient = (
+            self._q
+            if placement == "operands"
+            else product_operand(problem.q.float(), arithmetic, arithmetic.input_format)
+        )
         self.base = 2.0 if placement.startswith("exponent") else math.e
         self.natural = self._scale if bare else 1.0
         self.constant = 1.0
@@ -63,6 +73,15 @@ class Scores:
 
     def tile(self, keys: slice, rows: slice = slice(None)) -> Tensor:
         """Scores against a range of keys, -inf where hidden: (B, H, rows, keys)."""
+        s = self._product(keys, rows)
+        if self._multiplied:
+            s = self._scaled(s, rows, keys)
+        elif self._added or self.problem.softcap is not None:
+            s = self._shaped(s.double(), rows, keys)
+        return torch.where(self.visible[..., rows, keys], s, -torch.inf)
+
+    def _product(self, keys: slice, rows: slice) -> Tensor:
+        """q . k of a tile as it is stored."""
         q, k = self._q[..., rows, :], self._k[..., keys, :].mT
         start = torch.zeros(*q.shape[:-1], k.shape[-1])
         unit = self.machine.accumulator(self._operand)
@@ -70,11 +89,7 @@ class Scores:
         fmt = self.arithmetic.score_format
         if fmt is not None:
             s = round_to(s * self.arithmetic.score_scale, fmt) / self.arithmetic.score_scale
-        if self._multiplied:
-            s = self._scaled(s, rows, keys)
-        elif self._added or self.problem.softcap is not None:
-            s = self._shaped(s.double(), rows, keys)
-        return torch.where(self.visible[..., rows, keys], s, -torch.inf)
+        return s
 
     def _scaled(self, product: Tensor, rows: slice, keys: slice) -> Tensor:
         exact = product.double() * self._scale
@@ -114,22 +129,57 @@ class Scores:
         step = (old - finite_reference(new)) * self.constant
         return torch.where(torch.isneginf(old), -torch.inf, step)
 
+    def exponent_against_lse(self, tile: Tensor, lse: Tensor) -> Tensor:
+        """(tile - lse) in units of ``base``: what a backward takes the exponential of."""
+        reference = lse.unsqueeze(-1)
+        if self.base != 2.0:
+            return tile - reference
+        subtracted = (reference * fp32(math.log2(math.e))).double()
+        product = tile.double() * self.constant
+        if not self.machine.fused_multiply_add:
+            product = product.float().double()
+        return (product - subtracted).float()
+
     def weigh(self, exponent: Tensor) -> Tensor:
         """base^exponent by the kernel's exponential."""
-        own = self.arithmetic.exp_error
+        return self.exponential(exponent, base=self.base, exact_at_zero=self.arithmetic.exp_error is None)
+
+    def exponential(self, x: Tensor, *, base: float, exact_at_zero: bool = True) -> Tensor:
+        """base^x with the errors that arithmetic and machine allow."""
         return functions.exponential(
-            exponent, self.machine, base=self.base, error=own, exact_at_zero=own is None
+            x,
+            self.machine,
+            base=base,
+            error=self.arithmetic.exp_error,
+            flush=self.arithmetic.exp_flush,
+            exact_at_zero=exact_at_zero,
         )
 
     def rescale_factor(self, old: Tensor, new: Tensor) -> Tensor:
         """What results against the old reference are multiplied by: 1 where it did not move."""
-        return functions.exponential(
-            self.growth(old, new),
-            self.machine,
-            base=self.base,
-            error=self.arithmetic.exp_error,
-            exact_at_zero=True,
-        )
+        return self.exponential(self.growth(old, new), base=self.base)
+
+    @property
+    def operands(self) -> tuple[Tensor, Tensor]:
+        """q (B, H, Nq, d) and k (B, H, Nk, d) as the products of a backward take them."""
+        return self._q_gradient, self._k
+
+    @property
+    def gradient_factors(self) -> tuple[float, float]:
+        """What dS K and dS^T Q of those operands are multiplied by."""
+        scale = self.problem.effective_scale
+        if self.arithmetic.scale_placement == "operands":  # q carries the sign
+            return math.copysign(self._root, scale), self._root
+        return fp32(scale), fp32(scale)
+
+    def cap_slope(self, keys: slice, rows: slice) -> Tensor | None:
+        """Derivative of the cap, 1 - tanh^2, of a tile; None without a cap."""
+        if self.problem.softcap is None:
+            return None
+        exact = self._product(keys, rows).double()
+        exact = exact * self._scale if self._multiplied else exact
+        t = functions.tanh((exact / fp32(self.problem.softcap)).float(), self.machine)
+        return 1.0 - t * t
 
 
 def finite_reference(m: Tensor) -> Tensor:

@@ -89,8 +89,10 @@ class _Scores:
 def _score_error(problem: Problem, x: Operands, got: ForwardQuantities, unit: Unit) -> _Scores:
     op, scale = unit.operation, abs(problem.effective_scale)
     q, k = by_kv_head(problem, x.q), x.k.mT
-    raw_error = by_head(problem, q.abs() @ k.abs()) * unit.dot(problem.head_dim) + _UNDERFLOW
-    raw = by_head(problem, q @ k).abs() + by_head(problem, q.abs() @ k.abs()) * 2.0**-40
+    magnitude = by_head(problem, q.abs() @ k.abs())
+    exact = magnitude * _EVALUATION < 2.0**53 * _common_unit(problem, x)
+    raw_error = torch.where(exact, 0.0, magnitude * unit.dot(problem.head_dim) + _UNDERFLOW)
+    raw = by_head(problem, q @ k).abs() + magnitude * 2.0**-40
     products = scale * raw_error + op * got.products.abs() + _UNDERFLOW
     products = products * _EVALUATION
     error, size = products, got.products.abs()
@@ -110,9 +112,32 @@ def _score_error(problem: Problem, x: Operands, got: ForwardQuantities, unit: Un
     return _Scores(raw, raw_error, products, error * _EVALUATION + _UNDERFLOW)
 
 
+def _common_unit(problem: Problem, x: Operands) -> Tensor:
+    """(B, H, R, Nk) powers of two of which every product q_ic k_jc is a multiple.
+
+    Sums of such products are exact in any order, in every rung, while sum |q||k| stays below 2^53
+    units: the case for 8- and 16-bit inputs of ordinary spread.
+    """
+    q, k = _lowest_bit(x.q).unsqueeze(-1), _lowest_bit(x.k).unsqueeze(2)
+    return by_head(problem, by_kv_head(problem, q) * k)
+
+
+def _lowest_bit(x: Tensor) -> Tensor:
+    """Value of the lowest bit set in a row (last dimension): 0 if an entry is subnormal, inf if all are 0."""
+    bits = x.contiguous().view(torch.int64)
+    exponent = (bits >> 52) & 0x7FF
+    significand = (bits & 0xF_FFFF_FFFF_FFFF) | 0x10_0000_0000_0000
+    lowest = torch.ldexp((significand & -significand).double(), exponent - 1075)
+    lowest = torch.where(exponent == 0, 0.0, lowest)
+    return torch.where(x == 0, torch.inf, lowest).amin(-1)
+
+
 @dataclass(frozen=True, slots=True)
 class _Softmax:
     """What errors of the exponents do to a normalised row.
+
+    ``moved``, ``raised`` and ``lowest`` measure them against those of the largest weight where that is
+    smaller: what all exponents of a row have in common cancels.
 
     Attributes:
         moved: (B, H, R, Nk) |exp(delta_j) - 1| p_j at most, underflow included.
@@ -140,39 +165,62 @@ def _softmax_error(x: Operands, got: ForwardQuantities, scores: _Scores, unit: U
     divisor = torch.where(got.row_sum == 0, 1.0, got.row_sum)
     floor = (_UNDERFLOW / divisor).unsqueeze(-1)
     distance = torch.where(x.visible, (got.scores - shift.unsqueeze(-1)).abs(), 0.0)
-    exponent = torch.where(x.visible, scores.scores + op * distance + exp, 0.0)
-
-    weight = torch.where(x.visible, got.probabilities + floor, 0.0)
-    spread = torch.expm1(exponent)
-    moved = torch.where(x.visible, weight * spread + floor, 0.0)
-    raised = moved.sum(-1)
-    fall = (weight * -torch.expm1(-exponent)).sum(-1) + n * floor.squeeze(-1)
-    widest = exponent.amax(-1) if n else torch.zeros_like(shift)
-    sink, sink_spread = torch.zeros_like(shift), torch.zeros_like(shift)
-    if x.sink is not None:
+    exponents = torch.where(x.visible, scores.scores + op * distance + exp, 0.0)
+    # Scores that overflowed, or a row whose weights all vanished, say nothing about the exact weights.
+    known = (got.row_sum > 0) & torch.isfinite(exponents).all(-1)
+    exponents = torch.where(known.unsqueeze(-1), exponents, torch.inf)
+    weights = torch.where(x.visible, got.probabilities + floor, 0.0)
+    if x.sink is not None:  # one more key, of value 0
         sink_exponent = op * (x.sink - shift).abs() + exp
-        sink, sink_spread = torch.exp(x.sink - shift) / divisor, torch.expm1(sink_exponent)
-        raised = raised + (sink + _UNDERFLOW) * sink_spread + _UNDERFLOW
-        fall = fall + (sink + _UNDERFLOW) * -torch.expm1(-sink_exponent) + _UNDERFLOW
-        widest = torch.maximum(widest, sink_exponent)
-    raised, fall = raised * _EVALUATION, fall * _EVALUATION
-    lowest = (1.0 - fall).clamp(min=0.0)
-
-    rounding = (unit.dot(n + 1) + op) * _EVALUATION
-    relative = (spread + raised.unsqueeze(-1)) / lowest.unsqueeze(-1)
-    p_error = _proved(weight * relative, 1.0) + floor + rounding * got.probabilities
-    s_error = _proved(sink * (sink_spread + raised) / lowest, 1.0) + _UNDERFLOW + rounding * sink
+        sink = torch.exp(x.sink - shift) / divisor + _UNDERFLOW
+        exponents = torch.cat([exponents, sink_exponent.unsqueeze(-1)], -1)
+        weights = torch.cat([weights, sink.unsqueeze(-1)], -1)
+    lost = (n + 1) * floor.squeeze(-1)
+    raised, fall = _moved_sums(weights, exponents, lost)
     log_sum = torch.maximum(torch.log1p(raised), -torch.log1p(-fall.clamp(max=1.0)))
+    widest = exponents.amax(-1) if exponents.shape[-1] else torch.zeros_like(shift)
+    log_sum = torch.minimum(log_sum.nan_to_num(nan=torch.inf), widest + lost)
+
+    # A common factor of the weights cancels, so the largest weight may count as exact at the expense
+    # of all others: decisive where one key has nearly all the weight.
+    against_top = _against_largest(weights, exponents)
+    raised_top, fall_top = _moved_sums(weights, against_top, lost)
+    better = known & (raised_top < raised)
+    exponents = torch.where(better.unsqueeze(-1), against_top, exponents)
+    raised, fall = torch.where(better, raised_top, raised), torch.where(better, fall_top, fall)
+
+    lowest = (1.0 - fall).clamp(min=0.0)
+    rounding = (unit.dot(n + 1) + op) * _EVALUATION
+    spread = torch.expm1(exponents)
+    relative = (spread + raised.unsqueeze(-1)) / lowest.unsqueeze(-1)
+    error = _proved(weights * relative, 1.0) + floor + rounding * weights
+    moved = torch.where(x.visible, weights[..., :n] * spread[..., :n] + floor, 0.0)
+    no_sink = torch.zeros_like(shift)
     return _Softmax(
         moved=moved,
         raised=raised,
         lowest=lowest,
-        log_sum=torch.minimum(log_sum.nan_to_num(nan=torch.inf), widest + (n + 1) * floor.squeeze(-1)),
+        log_sum=log_sum,
         rounding=rounding,
-        probabilities=torch.where(x.visible, p_error * _EVALUATION, 0.0),
-        sink=sink,
-        sink_error=s_error * _EVALUATION,
+        probabilities=torch.where(x.visible, error[..., :n] * _EVALUATION, 0.0),
+        sink=no_sink if x.sink is None else weights[..., n],
+        sink_error=no_sink if x.sink is None else error[..., n] * _EVALUATION,
     )
+
+
+def _moved_sums(weights: Tensor, exponents: Tensor, lost: Tensor) -> tuple[Tensor, Tensor]:
+    """Most that the sum of weights (1) rises and falls when weight j moves by exp(+-exponent j)."""
+    raised = (weights * torch.expm1(exponents)).sum(-1) + lost
+    fall = (weights * -torch.expm1(-exponents)).sum(-1) + lost
+    return raised * _EVALUATION, fall * _EVALUATION
+
+
+def _against_largest(weights: Tensor, exponents: Tensor) -> Tensor:
+    """Bounds on |delta_j - delta_top|: 0 for the largest weight, the sum of both bounds for all others."""
+    if not weights.shape[-1]:
+        return exponents
+    top = weights.argmax(-1, keepdim=True)
+    return (exponents + exponents.gather(-1, top)).scatter(-1, top, 0.0)
 
 
 def _out_error(

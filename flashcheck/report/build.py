@@ -190,7 +190,7 @@ def _tensor_part(outcome: Outcome, dtype: str, name: str, summary: TensorSummary
 
 
 def _is_special(check: str) -> bool:
-    return not check.startswith("forward.")
+    return not check.endswith((".bound", ".rms", ".algorithm"))
 
 
 def _finding_part(finding: Finding) -> FindingPart:

@@ -86,6 +86,18 @@ def test_options_mean_what_the_contract_means(name: str, preset: str) -> None:
     torch.testing.assert_close(got.lse.double(), lse, atol=5e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["sink", "negative sink", "zero sink", "key_lengths sink causal"])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_a_sink_may_join_first(name: str, splits: int) -> None:
+    p = small_problem(FP32, **options_named(name))
+    got = forward(p, concrete(flash(FP32, sink_position="first", splits=splits)), IEEE)
+    last = forward(p, concrete(flash(FP32, splits=splits)), IEEE)
+    torch.testing.assert_close(got.out.double(), dense(p)[0], atol=5e-6, rtol=0)
+    assert got.lse is not None
+    torch.testing.assert_close(got.lse.double(), dense(p)[1], atol=5e-6, rtol=1e-6)
+    assert not torch.equal(got.out, last.out)
+
+
 def test_packed_sequences() -> None:
     ends_q, ends_k = torch.tensor([0, 5, 5, 21]), torch.tensor([0, 40, 60, 150])
     p = small_problem(FP32)

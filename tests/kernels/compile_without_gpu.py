@@ -53,6 +53,7 @@ def main():
     # Small tiles: what is tested is that the source compiles, not how well.
     small = tuning.Tile(16, 16, 1, 1)
     tuning._BACKWARD = {key: {256: small} for key in tuning._BACKWARD}
+    tuning._FORWARD_WITH_DATA_MASK = {}
     tuning._FORWARD = {key: {256: small} for key in tuning._FORWARD}
     run, names = JITFunction.run, []
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from attention import assert_gradients_close, gradients, inputs, make
 
 import kernels
+from tests.kernels.attention import assert_gradients_close, gradients, inputs, make
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 CAUSAL = [None, "top_left", "bottom_right"]

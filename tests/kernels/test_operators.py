@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from attention import assert_gradients_close, gradients, inputs, make
 
 import kernels
+from tests.kernels.attention import assert_gradients_close, gradients, inputs, make
 
 
 def everything(device, dtype=torch.float32):
@@ -42,6 +42,12 @@ def test_unused_gradients_are_not_made(device):
     assert q.grad is not None
     assert bias.grad is None
     kernels.flash_attention(q, k, v, return_lse=True)[1].sum().backward()
+
+
+def test_a_gradient_that_does_not_exist_is_refused(device):
+    q, k, v, *_ = everything(device)
+    with pytest.raises(ValueError, match=r"alibi_slopes\.requires_grad is True"):
+        kernels.flash_attention(q, k, v, alibi_slopes=torch.ones(4, device=device, requires_grad=True))
 
 
 @pytest.mark.parametrize("differentiable", [False, True])

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from attention import assert_close, assert_gradients_close, gradients, inputs, make
 
 import kernels
+from tests.kernels.attention import assert_close, assert_gradients_close, gradients, inputs, make
 
 INF, NAN = math.inf, math.nan
 

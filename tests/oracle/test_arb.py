@@ -31,7 +31,8 @@ def check(balls: Any, values: Any, slack: Any, name: str) -> None:
 
 def problems() -> list[Problem]:
     found = [random_problem(seed, max_length=5, spread=(1.0, 2.0**20)[seed % 2]) for seed in range(40)]
-    return [p for p in found if p.num_queries and p.num_keys]
+    finite = [p for p in found if bool(p.q.double().isfinite().all())]  # fp16 and fp8 may overflow
+    return [p for p in finite if p.num_queries and p.num_keys]
 
 
 @pytest.mark.parametrize("problem", problems(), ids=lambda p: str(p.seed))

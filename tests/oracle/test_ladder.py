@@ -94,8 +94,11 @@ def test_a_tie_that_the_caller_does_not_mind_stays_in_float64() -> None:
 def test_only_the_rows_in_need_climb() -> None:
     gen = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 2, 6, 4, generator=gen, dtype=torch.float64) for _ in range(3))
-    q[1, 0, 3] *= 2.0**50
-    q[0, 1, 5] *= 2.0**90
+    k[:, :, 0] *= 4.0
+    k[:, :, 1] = k[:, :, 0]  # a tie at the top for every query that points that way
+    q[1, 0, 3] = k[1, 0, 0] * 2.0**50
+    q[0, 1, 5] = k[0, 1, 0] * 2.0**90
+    q[0, 0, 2] = -k[0, 0, 0] * 2.0**50  # as large, but one other key has all the weight
     problem = Problem(q=q, k=k, v=v)
     served = ladder.forward(problem, allowed(problem, out=FP32_UNIT, lse=torch.inf))
     expected = torch.zeros(2, 2, 6, dtype=torch.int8)
@@ -165,6 +168,22 @@ def test_rows_that_see_nan_stay_in_float64_and_claim_nothing() -> None:
     assert bool(torch.isinf(served.out_error[0, 0, 3]).all())
     assert min(served.rung[0, 0].tolist()[:3]) > 0
     assert bool(torch.isfinite(served.out_error[0, 0, :3]).all())
+
+
+def test_overflowing_scores_are_not_trusted() -> None:
+    """float64 makes the only score -inf and the row look empty; exactly, p = 1 and O = V.
+
+    The value is served right; the proof is not claimed, because it is evaluated in float64 too.
+    """
+    q = torch.full((1, 1, 1, 2), 1e200, dtype=torch.float64)
+    k = torch.full((1, 1, 1, 2), -1e200, dtype=torch.float64)
+    problem = Problem(q=q, k=k, v=torch.full((1, 1, 1, 1), 3.0).double())
+    assert float(fp64.forward(problem).out) == 0.0
+    served = ladder.forward(problem, allowed(problem, out=FP32_UNIT, lse=torch.inf))
+    assert RUNGS[int(served.rung)] == "exact"
+    assert float(served.out) == 3.0
+    assert not bool(served.resolved)
+    assert float(served.out_error) >= 3.0
 
 
 def test_zero_lengths() -> None:

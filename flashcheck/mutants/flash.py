@@ -1,0 +1,200 @@
+"""One small flash attention forward in torch whose faults are switches; no switch: the control.
+
+Float32 arithmetic, key tiles of ``TILE`` ascending, padded to full width as kernels pad them, P rounded
+into the input format, row sums over the unrounded P. The faulty lines are the ones under ``on(...)``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from flashcheck.formats import BF16, E4M3, FP16, Format, round_nearest, round_toward_zero
+from flashcheck.kernel import ForwardResult
+from flashcheck.mutants.scores import scale_of, score_tile
+from flashcheck.mutants.stores import finish
+from flashcheck.mutants.switches import Switches
+from flashcheck.mutants.visibility import first_tile_of_window, visibility
+from flashcheck.problem import Problem
+
+TILE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Running maximum and row sum (B, H, Nq), unnormalised output (B, H, Nq, dv); float32."""
+
+    m: Tensor
+    row_sum: Tensor
+    acc: Tensor
+
+
+class FlashForward:
+    """The forward pass as an object: some faults remember earlier calls.
+
+    Args:
+        on: the faults.
+        splits: parts of the key range that are computed apart and merged.
+    """
+
+    def __init__(self, on: Switches, splits: int = 1) -> None:
+        self.on, self.splits = on, splits
+        self._scales: dict[tuple[object, ...], float] = {}
+        self._calls = 0
+
+    def __call__(self, problem: Problem) -> ForwardResult:
+        self._calls += 1
+        seen = visibility(problem, self.on)
+        tiles = self._tiles(problem)
+        share = max(1, -(-len(tiles) // self.splits))
+        states = [self._run(problem, seen, tiles[i * share : (i + 1) * share]) for i in range(self.splits)]
+        if self.splits > 1 and self.on("split-stale-scratch"):
+            states = [s if tiles[i * share :] else _stale(s) for i, s in enumerate(states)]
+        return finish(problem, self._merged(states), seen, self.on)
+
+    def _tiles(self, p: Problem) -> list[slice]:
+        starts = list(range(0, p.num_keys, TILE))
+        if p.num_keys % TILE and len(starts) > 1 and self.on("lost-tile"):
+            starts.pop()
+        skip_to = first_tile_of_window(p, self.on, TILE)
+        if skip_to is not None:
+            starts = [s for s in starts if s >= skip_to]
+        if self.on("order-random"):
+            order = torch.randperm(len(starts), generator=torch.Generator().manual_seed(self._calls))
+            starts = [starts[i] for i in order.tolist()]
+        return [slice(s, min(s + TILE, p.num_keys)) for s in starts]
+
+    def _run(self, p: Problem, seen: Tensor, tiles: list[slice]) -> State:
+        on = self.on
+        scale = scale_of(p, on, self._scales)
+        heads = _key_heads(p, on)
+        q, k, v = p.q.float(), p.k.float()[:, heads], p.v.float()[:, heads]
+        if scale < 0 and on("max-before-scale-sign"):
+            return _wrong_sign(p, q, k, v, scale, seen)
+        state = _start(p, on)
+        for keys in tiles:
+            shown = pad(seen[..., keys], (0, TILE - (keys.stop - keys.start)))
+            if p.num_keys < keys.start + TILE and p.causal is None and on("key-tail-counted"):
+                shown[..., keys.stop - keys.start :] = True
+            s = score_tile(p, q, _tile(k, keys), keys, scale, shown, on)
+            values = _beyond(p, keys, heads) if on("value-tail-unmasked") else _tile(v, keys)
+            state = self._step(p, state, s, values, shown)
+        return state
+
+    def _step(self, p: Problem, state: State, s: Tensor, v: Tensor, shown: Tensor) -> State:
+        on, fmt = self.on, p.format
+        m = torch.maximum(state.m, s.amax(-1))
+        safe = m if on("empty-tile-no-guard") else torch.where(torch.isneginf(m), 0.0, m)
+        weights = torch.exp(s - safe.unsqueeze(-1))
+        factor = torch.exp(state.m - safe)
+        if on("exp-of-nan-is-zero"):
+            weights, factor = weights.nan_to_num(nan=0.0), factor.nan_to_num(nan=0.0)
+        if on("rescale-bf16"):
+            factor = round_nearest(factor.double(), BF16).float()
+        rounded = _rounded(weights, fmt, on)
+        summand = rounded if on("row-sum-of-rounded") else weights
+        l = state.row_sum * factor + summand.sum(-1)
+        if on("row-sum-16-bit"):
+            l = round_nearest(l.double(), FP16 if fmt.name == "fp16" else BF16).float()
+        kept = state.acc if on("no-rescale") else state.acc * factor.unsqueeze(-1)
+        acc = kept + _product(rounded, v, shown, on)
+        if on("accumulator-fp16"):
+            acc = round_nearest(acc.double(), FP16).float()
+        if on("accumulator-truncated"):
+            acc = round_toward_zero(
+                acc.double(), Format("e8m13", 14, -126, 3e38, False, torch.float32)
+            ).float()
+        return State(m, l, acc)
+
+    def _merged(self, states: list[State]) -> State:
+        total = states[0]
+        for other in states[1:]:
+            total = _merge(total, other, self.on)
+        return total
+
+
+def _merge(one: State, other: State, on: Switches) -> State:
+    m = torch.maximum(one.m, other.m)
+    safe = torch.where(torch.isneginf(m), 0.0, m)
+    if on("merge-two-empties"):
+        safe = m
+    if on("merge-without-max"):
+        m = safe = torch.zeros_like(m)
+    first, second = torch.exp(one.m - safe), torch.exp(other.m - safe)
+    if on("merge-unweighted"):
+        first, second = torch.ones_like(first), torch.ones_like(second)
+    acc = one.acc * first.unsqueeze(-1) + other.acc * second.unsqueeze(-1)
+    return State(m, one.row_sum * first + other.row_sum * second, acc)
+
+
+def _start(p: Problem, on: Switches) -> State:
+    shape = (p.batch, p.num_heads, p.num_queries)
+    first = -5e4 if on("finite-max-start") else -torch.inf
+    return State(torch.full(shape, first), torch.zeros(shape), torch.zeros(*shape, p.value_dim))
+
+
+def _stale(state: State) -> State:
+    """Scratch of a split that had nothing to do: finite leftovers of an earlier launch."""
+    return State(
+        torch.full_like(state.m, 3.0), torch.full_like(state.row_sum, 3.0), torch.full_like(state.acc, 3.0)
+    )
+
+
+def _key_heads(p: Problem, on: Switches) -> Tensor:
+    """Key head of every query head."""
+    h = torch.arange(p.num_heads)
+    if p.num_kv_heads > 1 and on("gqa-tiled-heads"):
+        return h % p.num_kv_heads
+    if p.num_kv_heads > 1 and on("gqa-swapped-divisor"):
+        return (h // p.num_kv_heads).clamp(max=p.num_kv_heads - 1)
+    return h // p.group
+
+
+def _tile(x: Tensor, keys: slice) -> Tensor:
+    return pad(x[:, :, keys], (0, 0, 0, TILE - (keys.stop - keys.start)))
+
+
+def _beyond(p: Problem, keys: slice, heads: Tensor) -> Tensor:
+    """The value tile with whatever follows the last row in memory, as an unmasked load reads it."""
+    v = p.v
+    last = v.untyped_storage().nbytes() // v.element_size() - v.storage_offset()
+    tile = torch.zeros(p.batch, p.num_kv_heads, TILE, p.value_dim)
+    for b in range(p.batch):
+        for h in range(p.num_kv_heads):
+            for r in range(TILE):
+                offset = b * v.stride(0) + h * v.stride(1) + (keys.start + r) * v.stride(2)
+                if offset + (p.value_dim - 1) * v.stride(3) < last:
+                    row = torch.as_strided(v, (p.value_dim,), (v.stride(3),), v.storage_offset() + offset)
+                    tile[b, h, r] = row.float()
+    return tile[:, heads]
+
+
+def _rounded(weights: Tensor, fmt: Format, on: Switches) -> Tensor:
+    """P as it enters the second product."""
+    if on("p-e4m3"):
+        return round_nearest(weights.double() * 256, E4M3).float() / 256
+    if on("p-truncated"):
+        return round_toward_zero(weights.double(), fmt).float()
+    if on("p-twice"):
+        return round_nearest(round_nearest(weights.double() * 0.7, fmt) / 0.7, fmt).float()
+    return round_nearest(weights.double(), fmt).float()
+
+
+def _product(p: Tensor, v: Tensor, shown: Tensor, on: Switches) -> Tensor:
+    """P V; hidden pairs are skipped where a value is not finite, so that 0 * NaN does not arise."""
+    if bool(torch.isfinite(v).all()) or on("value-tail-unmasked"):
+        return p @ v
+    pairs = p.unsqueeze(-1) * v.unsqueeze(-3)
+    return torch.where(shown.unsqueeze(-1), pairs, 0.0).sum(-2)
+
+
+def _wrong_sign(p: Problem, q: Tensor, k: Tensor, v: Tensor, scale: float, seen: Tensor) -> State:
+    """The largest product is taken before it is multiplied by a negative scale, so it is the smallest."""
+    products = torch.where(seen, q @ k.mT, -torch.inf)
+    m = products.amax(-1) * scale
+    m = torch.where(torch.isinf(m), 0.0, m)
+    weights = torch.where(seen, torch.exp(products * scale - m.unsqueeze(-1)), 0.0)
+    return State(m, weights.sum(-1), round_nearest(weights.double(), p.format).float() @ v)

@@ -1,0 +1,126 @@
+"""The seeded faults by name: what each is, who reported it, what exposes it, who must catch it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from flashcheck.arithmetic import IEEE, Arithmetic, flash
+from flashcheck.errors import UnknownNameError
+from flashcheck.kernel import Capabilities, Kernel
+from flashcheck.mutants.flash import TILE, FlashForward
+from flashcheck.mutants.switches import Switches
+from flashcheck.problem import OPTIONS, Problem
+
+CAPABILITIES = Capabilities(
+    dtypes=("fp16", "bf16", "fp32"),
+    options=OPTIONS,
+    causal=("top_left", "bottom_right"),
+    head_dim=(1, 256),
+    value_dim_differs=True,
+    gqa=True,
+    lse=True,
+    empty_rows=True,
+    cross_lengths=True,
+    zero_length=True,
+    any_strides=True,
+    isolates_nonfinite=True,
+    deterministic=True,
+    devices=("cpu",),
+)
+"""What the control supports, and every mutant declares."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A kernel with one seeded fault.
+
+    Attributes:
+        name: also the name of its switch.
+        fault: one sentence.
+        source: public reports of this fault ("" for a fault of the same kind as reported ones).
+        letter: class of the fault: A empty rows, B running state, C causal, D window, E tails, F head
+            dim, I grouped heads, J log-sum-exp, K cap, L bias, masks, ALiBi,
+            N repeatability, P precision, Q non-finite and large, S scale, T split keys, V sink, W packed
+            batches, X state between calls.
+        exposed_by: which inputs show it.
+        caught_by: the check that must fail.
+        expose: problems to run in order on one kernel; the last shows the fault.
+        splits: parts of the key range.
+    """
+
+    name: str
+    fault: str
+    source: str
+    letter: str
+    exposed_by: str
+    caught_by: str
+    expose: Callable[[], tuple[Problem, ...]]
+    splits: int = 1
+
+    def make(self) -> Kernel:
+        """The mutant as a kernel under test; it declares what the control declares."""
+        return self.make_with(Switches([self.name]))
+
+    def make_with(self, switches: Switches) -> Kernel:
+        """The same with switches that the caller can read."""
+        return _kernel(f"mutant.{self.name}", switches, self.splits)
+
+
+def control(splits: int = 1) -> Kernel:
+    """The kernel without a fault."""
+    return _kernel("mutant.none", Switches(), splits)
+
+
+def _kernel(name: str, switches: Switches, splits: int) -> Kernel:
+    def declared(problem: Problem) -> Arithmetic:
+        return flash(
+            problem.format,
+            block_keys=TILE,
+            order="ascending",
+            scale_placement="scores",
+            splits=splits,
+        )
+
+    return Kernel(
+        name=name,
+        forward=FlashForward(switches, splits),
+        capabilities=CAPABILITIES,
+        arithmetic=declared,
+        machine=lambda device: IEEE,  # noqa: ARG005
+        source="flashcheck.mutants",
+    )
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def register(
+    name: str,
+    letter: str,
+    fault: str,
+    exposed_by: str,
+    expose: Callable[[], Problem | tuple[Problem, ...]],
+    *,
+    source: str = "",
+    caught_by: str = "forward.bound",
+    splits: int = 1,
+) -> None:
+    """Adds a mutant."""
+
+    def problems() -> tuple[Problem, ...]:
+        with torch.no_grad():
+            made = expose()
+        return made if isinstance(made, tuple) else (made,)
+
+    MUTANTS[name] = Mutant(name, fault, source, letter, exposed_by, caught_by, problems, splits)
+
+
+def mutant_named(name: str) -> Mutant:
+    """The mutant called ``name``; raises UnknownNameError for any other name."""
+    try:
+        return MUTANTS[name]
+    except KeyError:
+        raise UnknownNameError("mutant", name, MUTANTS) from None

@@ -1,0 +1,38 @@
+"""The table of tiles: complete, within what a kernel declares, and clear of what is known to miscompile."""
+
+import itertools
+
+import pytest
+
+from kernels import tuning
+
+DIMS = [1, 16, 17, 32, 33, 64, 96, 128, 192, 256]
+
+
+@pytest.mark.parametrize("arch", ["sm90", "sm80", "interpreter"])
+@pytest.mark.parametrize("element_bytes", [2, 4])
+def test_every_head_dim_has_a_tile(arch, element_bytes, monkeypatch):
+    monkeypatch.setattr(tuning, "architecture", lambda _: arch)
+    for d, dv in itertools.product(DIMS, DIMS):
+        sizes = ("cuda", element_bytes, d, dv, 1000, 1000)
+        tiles = [tuning.forward_tile(*sizes, data_mask=m) for m in (False, True)]
+        # What is declared of a call must not depend on options that the declaration is not told.
+        assert tiles[0].block_n == tiles[1].block_n
+        tiles += [tuning.backward_tile(kernel, *sizes) for kernel in ("dq", "dkdv", "dbias")]
+        for tile in tiles:
+            assert tile.block_m >= 16
+            assert tile.block_n >= 16
+
+
+def test_small_head_dims_keep_off_wgmma_in_the_backward(monkeypatch):
+    """On Hopper those kernels fault with 4 warps or more under the assembler that Triton 3.6 ships."""
+    monkeypatch.setattr(tuning, "architecture", lambda _: "sm90")
+    for d, dv, kernel in itertools.product([1, 16, 32], [1, 16, 32], ("dq", "dkdv", "dbias")):
+        assert tuning.backward_tile(kernel, "cuda", 2, d, dv, 1000, 1000).num_warps <= 2
+
+
+@pytest.mark.parametrize(
+    ("length", "side"), [(0, 16), (1, 16), (16, 16), (17, 32), (64, 64), (65, 64), (300, 128)]
+)
+def test_interpreter_tiles_grow_with_the_length(length, side):
+    assert tuning._interpreter_side(length) == side
