@@ -239,6 +239,9 @@ def _judge_case(
             seen[spec.dtype] |= covered(spec, problem)
     except JudgeError as error:
         outcome.judge_faults.append(str(error))
+    except Exception as error:  # the kernel's own exceptions are KernelErrors: this one is the judge's
+        fault = f"{type(error).__name__} on {problem.describe()}: {error}"
+        outcome.judge_faults.append(fault)
 
 
 def _finding(kernel: Kernel, device: str, dtype: str, failure: _Failure) -> Finding:
