@@ -39,7 +39,7 @@ class TensorSummary:
     Attributes:
         cases, elements: how many were judged; over: elements outside their bound.
         worst: the element with the largest margin, and the spec of its problem.
-        rms: over ordinary families whose prediction is sharp; rms_all: over every predictable row.
+        rms_all: over the ordinary families; rms: those of them whose prediction is sharp enough to gate.
     """
 
     cases: int = 0
@@ -57,9 +57,10 @@ class TensorSummary:
         worst = measured.worst
         if worst is not None and (self.worst is None or worst.margin > self.worst.margin):
             self.worst, self.worst_spec = worst, spec
-        self.rms_all.add(measured)
-        if measured.gates and "ordinary" in FAMILIES[spec.family].properties:
-            self.rms.add(measured)
+        if "ordinary" in FAMILIES[spec.family].properties:
+            self.rms_all.add(measured)
+            if measured.gates:
+                self.rms.add(measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +240,9 @@ def _judge_case(
             seen[spec.dtype] |= covered(spec, problem)
     except JudgeError as error:
         outcome.judge_faults.append(str(error))
+    except Exception as error:  # the kernel's own exceptions are KernelErrors: this one is the judge's
+        fault = f"{type(error).__name__} on {problem.describe()}: {error}"
+        outcome.judge_faults.append(fault)
 
 
 def _finding(kernel: Kernel, device: str, dtype: str, failure: _Failure) -> Finding:

@@ -85,7 +85,9 @@ def _slack(error: Tensor, bound: Tensor, judged: Tensor) -> float:
 
 
 def _rms(error: Tensor, bound: TensorBound, judged: Tensor) -> RmsSums | None:
-    used = judged & bound.predictable & torch.isfinite(error) & torch.isfinite(bound.predicted_rms)
+    # A prediction far below the format's quantum says nothing about what flushing to zero leaves.
+    seen = bound.predicted_rms >= bound.interval.fmt.quantum / 4
+    used = seen & judged & bound.predictable & torch.isfinite(error) & torch.isfinite(bound.predicted_rms)
     if not bool(used.any()):
         return None
     measured = torch.where(used, error, 0.0).square()

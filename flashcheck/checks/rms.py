@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+
 from flashcheck.checks.judged import Judged
 from flashcheck.checks.measure import Measured
 from flashcheck.checks.record import Record, Status
@@ -42,11 +44,12 @@ class RmsTally:
         if measured.rms is None:
             return
         e, p = measured.rms.measured, measured.rms.predicted
-        total = float(p.sum())
-        if not total > 0:
+        largest = float(p.max())
+        if not (math.isfinite(largest) and largest > 0):
             return
-        weight = total / float(p.square().sum())
-        if not math.isfinite(weight):
+        e, p = e / largest, p / largest  # squares of squared subnormal errors would be 0
+        weight = float(p.sum()) / float(p.square().sum())
+        if not bool(torch.isfinite(e).all()):
             return
         e, p = e * weight, p * weight
         sum_e, sum_p = float(e.sum()), float(p.sum())

@@ -184,11 +184,18 @@ def _rounded(weights: Tensor, fmt: Format, on: Switches) -> Tensor:
 
 
 def _product(p: Tensor, v: Tensor, shown: Tensor, on: Switches) -> Tensor:
-    """P V; hidden pairs are skipped where a value is not finite, so that 0 * NaN does not arise."""
-    if bool(torch.isfinite(v).all()) or on("value-tail-unmasked"):
+    """P V; hidden pairs are skipped where a value is not finite, so that 0 * NaN does not arise.
+
+    Finite values take the same product whether or not others are finite: NaN in one head must not change
+    the last bit of another.
+    """
+    finite = torch.isfinite(v)
+    if bool(finite.all()) or on("value-tail-unmasked"):
         return p @ v
+    out = p @ torch.where(finite, v, 0.0)
     pairs = p.unsqueeze(-1) * v.unsqueeze(-3)
-    return torch.where(shown.unsqueeze(-1), pairs, 0.0).sum(-2)
+    reached = torch.where(shown.unsqueeze(-1) & ~finite.unsqueeze(-3), pairs, 0.0).sum(-2)
+    return torch.where(reached == 0, out, out + reached)
 
 
 def _wrong_sign(p: Problem, q: Tensor, k: Tensor, v: Tensor, scale: float, seen: Tensor) -> State:

@@ -132,7 +132,7 @@ def _number(x: float) -> str:
 def _ratio(t: TensorPart) -> str:
     if t.rms_ratio is None:
         return "-"
-    return f"{t.rms_ratio:.3f}" + ("" if t.rms_judged else " *")
+    return _number(t.rms_ratio) + ("" if t.rms_judged else " *")
 
 
 def _place(t: TensorPart) -> str:

@@ -218,3 +218,27 @@ def test_a_malformed_result_is_a_failure(wrong, words: str) -> None:
     record = check_named("forward.bound")(kernel(lambda problem: wrong(attend(problem))), SPEC.build())
     assert record.failed
     assert words in record.message
+
+
+def test_rms_of_errors_among_the_subnormal_numbers_is_counted() -> None:
+    spec = ProblemSpec(dtype="fp32", num_queries=64, num_keys=64, family="subnormals", seed=1)
+    tally = RmsTally()
+    for seed in range(8):
+        built = ProblemSpec(**{**_fields(spec), "seed": seed}).build()
+        tally.add(Judged(kernel(), built).measured["O"])
+    assert tally.ratio is not None
+
+
+def test_a_fault_of_the_judge_is_not_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flashcheck import certify
+    from flashcheck.plan import make_plan
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("in the judge")
+
+    monkeypatch.setattr(certify.TensorSummary, "add", broken)
+    subject = kernel(dtypes=("fp32",))
+    outcome = certify.certify(subject, make_plan(subject, "quick"))
+    assert outcome.verdict is certify.Verdict.JUDGE_FAILED
+    assert "ZeroDivisionError" in outcome.judge_faults[0]
+    assert outcome.findings == []
