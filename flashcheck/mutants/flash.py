@@ -184,11 +184,13 @@ def _rounded(weights: Tensor, fmt: Format, on: Switches) -> Tensor:
 
 
 def _product(p: Tensor, v: Tensor, shown: Tensor, on: Switches) -> Tensor:
-    """P V; hidden pairs are skipped where a value is not finite, so that 0 * NaN does not arise."""
-    if bool(torch.isfinite(v).all()) or on("value-tail-unmasked"):
+    """P V. Values that are not finite are added apart, pair by pair, so that 0 * NaN does not arise in
+    rows that do not see them, and no bit of other elements changes."""
+    finite = torch.isfinite(v)
+    if bool(finite.all()) or on("value-tail-unmasked"):
         return p @ v
-    pairs = p.unsqueeze(-1) * v.unsqueeze(-3)
-    return torch.where(shown.unsqueeze(-1), pairs, 0.0).sum(-2)
+    pairs = p.unsqueeze(-1) * torch.where(finite, 0.0, v).unsqueeze(-3)
+    return p @ torch.where(finite, v, 0.0) + torch.where(shown.unsqueeze(-1), pairs, 0.0).sum(-2)
 
 
 def _wrong_sign(p: Problem, q: Tensor, k: Tensor, v: Tensor, scale: float, seen: Tensor) -> State:
