@@ -118,6 +118,17 @@ def list_(
     raise typer.Exit(run_list(what, _consoles(no_color)[0]))
 
 
+@app.command()
+def audit(no_color: NoColor = False) -> None:
+    """Run every seeded fault and show who caught it.
+
+    Exit code: 0 all caught, 1 one survived or the control was rejected.
+    """
+    from flashcheck.commands import run_audit
+
+    raise typer.Exit(run_audit(_consoles(no_color)[0]))
+
+
 def _consoles(no_color: bool) -> tuple[Console, Console]:
     """stdout for results, stderr for progress."""
     from rich.console import Console

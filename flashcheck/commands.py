@@ -10,12 +10,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from flashcheck.audit import audit
 from flashcheck.certify import Outcome
 from flashcheck.devices import choose_device, interpret_without_gpu
 from flashcheck.errors import ArgumentError
 from flashcheck.kernel import Kernel
 from flashcheck.loading import load
 from flashcheck.plan import DEFAULT_LEVEL, DEFAULT_SEED, make_plan
+from flashcheck.report.audit_table import print_audit
 from flashcheck.report.build import certificate_of
 from flashcheck.report.certificate import write
 from flashcheck.report.progress import ProgressReport
@@ -94,6 +96,13 @@ def _certify_one(
         print_certificate(stdout, certificate, request.verbose)
     print_ending(stdout, certificate, str(path))
     return exit_code(outcome)
+
+
+def run_audit(stdout: Console) -> int:
+    """Audits the checks; 1 where a mutant survived its check or the control was rejected."""
+    rows = audit()
+    print_audit(stdout, rows)
+    return 0 if rows and all(row.good for row in rows) else 1
 
 
 def exit_code(outcome: Outcome) -> int:

@@ -128,7 +128,7 @@ def _narrower(judged: Judged) -> tuple[str, ...]:
         measured = measure("O", judged.result.out, bound, ~judged.empty_rows)
         tally = RmsTally()
         tally.add(measured)
-        if not measured.over and tally.ratio is not None and 0.3 < tally.ratio < 1.5:
+        if not measured.over and tally.ratio is not None and 0.8 < tally.ratio < 1.25:
             return (f"{text} (errors fit that arithmetic, measured / predicted rms {tally.ratio:.2f})",)
     return ()
 

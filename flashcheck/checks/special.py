@@ -11,6 +11,7 @@ from flashcheck.checks.record import Record, Status
 from flashcheck.checks.registry import check, not_applicable
 from flashcheck.formats import FP32, ulp
 from flashcheck.kernel import ForwardResult
+from flashcheck.problem import Problem
 
 CLEAR_LEAD = 2.0**-10
 """Relative lead of the largest score over the next from which an fp32 rounding cannot change who leads."""
@@ -49,7 +50,7 @@ def empty_rows(judged: Judged) -> Record:
     return Record(name, Status.PASS, f"{len(out)} rows", problem=line)
 
 
-@check("special.nonfinite", reruns=4)
+@check("special.nonfinite", reruns=5)
 def nonfinite(judged: Judged) -> Record:
     """NaN in q, k or v, and inf in v, reach every row that sees them and change no other bit.
 
@@ -65,8 +66,12 @@ def nonfinite(judged: Judged) -> Record:
         return not_applicable(name, "no row sees a key")
     line = judged.problem.describe()
     planted = 0
+    problem = judged.problem
+    # Values are planted in place: other addresses may mean another alignment, and other last bits.
+    own = problem.replaced(q=problem.q.clone(), k=problem.k.clone(), v=problem.v.clone())
+    before = judged.run(own)
     for tensor, value in (("q", torch.nan), ("k", torch.nan), ("v", torch.nan), ("v", torch.inf)):
-        fault = _plant(judged, tensor, value)
+        fault = _plant(judged, own, before, tensor, value)
         if fault is None:
             continue
         planted += 1
@@ -75,9 +80,9 @@ def nonfinite(judged: Judged) -> Record:
     return Record(name, Status.PASS, f"{planted} values planted", problem=line)
 
 
-def _plant(judged: Judged, tensor: str, value: float) -> str | None:
+def _plant(judged: Judged, problem: Problem, before: ForwardResult, tensor: str, value: float) -> str | None:
     """The fault that ``value`` in the middle of ``tensor`` shows; "" for none, None if no place fits."""
-    problem, visible = judged.problem, judged.exact.visible
+    visible = judged.exact.visible
     by_kv_head = torch.unflatten(visible, 1, (problem.num_kv_heads, problem.group))
     affected = torch.zeros_like(visible[..., 0])  # rows that must show it
     if tensor == "q":
@@ -95,16 +100,17 @@ def _plant(judged: Judged, tensor: str, value: float) -> str | None:
         index, label = (b, h, j, dim // 2), f"{tensor}[{b},{h},{j}]"
         heads = slice(h * problem.group, (h + 1) * problem.group)
         affected[b, heads] = visible[b, heads, :, j]
-    changed = getattr(problem, tensor).clone()
+    changed = getattr(problem, tensor)
+    kept = changed[index].clone()
     changed[index] = value
-    result = judged.run(problem.replaced(**{tensor: changed}))
-    return _spread_fault(judged, result, affected, tensor, index[3], f"{value} in {label}")
+    result = judged.run(problem)
+    changed[index] = kept
+    return _spread_fault(before, result, affected, tensor, index[3], f"{value} in {label}")
 
 
 def _spread_fault(
-    judged: Judged, result: ForwardResult, affected: Tensor, tensor: str, column: int, planted: str
+    before: ForwardResult, result: ForwardResult, affected: Tensor, tensor: str, column: int, planted: str
 ) -> str:
-    before = judged.result
     reached = ~torch.isfinite(result.out.double())
     if tensor == "v":
         reached = reached[..., column : column + 1]

@@ -18,6 +18,8 @@ from flashcheck.masks import Alignment
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 80, 100, 127, 128, 129)
 """One key, and both sides of every tile edge up to 128, with ragged lengths between."""
 
+SHORT_LENGTHS = tuple(n for n in LENGTHS if n <= 33)
+
 HEAD_DIMS = (1, 2, 3, 8, 16, 17, 24, 32, 40, 48, 64, 65, 72, 80, 96, 128, 160, 192, 256)
 USUAL_HEAD_DIMS = (16, 32, 64, 128)
 SCALES = (None, None, None, None, 1.0, 0.25, 0.0, -0.125)
@@ -119,7 +121,7 @@ def _lengths(
 ) -> tuple[int, int]:
     if wishes.lengths is not None:
         return wishes.lengths
-    nq, nk = rng.choice(LENGTHS), rng.choice(LENGTHS)
+    nq, nk = (rng.choice(LENGTHS if rng.random() < 0.4 else SHORT_LENGTHS) for _ in range(2))
     if wishes.empty_rows:
         return max(nq, nk, 17), min(nq, nk, 16)
     if not capabilities.cross_lengths or rng.random() < 0.25:

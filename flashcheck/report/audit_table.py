@@ -1,0 +1,43 @@
+"""The audit as a table: who caught which fault."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from flashcheck.audit import AuditRow
+
+
+def print_audit(console: Console, rows: list[AuditRow]) -> None:
+    """A line per mutant, then the verdict."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("mutant", "result", "caught by", "fault", "diagnosis"):
+        table.add_column(heading)
+    for row in rows:
+        table.add_row(row.mutant, _result(row), ", ".join(row.caught), row.fault, row.likely)
+    console.print(table)
+    for row in rows:
+        if row.false_alarms:
+            text = (
+                f"false alarm: {', '.join(row.false_alarms)} rejected the control on {row.mutant}'s problem"
+            )
+            console.print(Text(text, style="bold red"), soft_wrap=True)
+    good = sum(row.good for row in rows)
+    alarms = sum(bool(row.false_alarms) for row in rows)
+    word = "SOUND" if good == len(rows) else "UNSOUND"
+    console.print(
+        Text(
+            f"{word}  {good} of {len(rows)} mutants caught by the check they are for, {alarms} false alarms",
+            style="bold green" if good == len(rows) else "bold red",
+        ),
+        soft_wrap=True,
+    )
+
+
+def _result(row: AuditRow) -> Text:
+    if row.expected in row.caught:
+        return Text("caught", style="green")
+    if row.caught:
+        return Text(f"caught, not by {row.expected}", style="yellow")
+    return Text("SURVIVED", style="bold red")
