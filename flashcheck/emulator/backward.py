@@ -61,8 +61,8 @@ class _Backward:
         given = torch.zeros(shape) if problem.dout is None else problem.dout
         dout = given.float()
         values = problem.v.float().repeat_interleave(problem.group, 1)
-        self.dout = product_operand(dout, arithmetic, format_of(given.dtype))
-        self.v = product_operand(values, arithmetic, arithmetic.input_format)
+        self.dout = product_operand(dout, arithmetic)
+        self.v = product_operand(values, arithmetic)
         self.dlse = torch.zeros(shape[:3]) if problem.dlse is None else problem.dlse.float()
         # Rows and keys with NaN or inf must not meet the zeros of pairs that are hidden.
         operands = (problem.q, problem.k, problem.v, dout)
@@ -108,8 +108,8 @@ class _Backward:
         s_format = a.product_format or a.grad_score_format or a.probability_format
         p_stored = round_to(probabilities * fp32(a.probability_scale), a.probability_format)
         ds_stored = round_to(ds, a.grad_score_format or a.probability_format)
-        p_operand = product_operand(p_stored, a, a.probability_format)
-        ds_operand = product_operand(ds_stored, a, s_format)
+        p_operand = product_operand(p_stored, a)
+        ds_operand = product_operand(ds_stored, a)
         q, k = self.scores.operands
         skip = None if self.all_finite else seen
         skip_t = None if skip is None else skip.mT

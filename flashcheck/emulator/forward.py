@@ -56,13 +56,13 @@ class _Values:
         self.arithmetic = arithmetic
         self.format = arithmetic.product_format or arithmetic.probability_format
         self.unit = machine.accumulator(self.format)
-        self.v = product_operand(v, arithmetic, arithmetic.input_format)
+        self.v = product_operand(v, arithmetic)
         # Hidden values meet P = 0. Where some value is not finite the pair must be skipped instead.
         self.all_finite = bool(torch.isfinite(v).all())
 
     def add_product(self, p: Tensor, keys: slice, total: Tensor, seen: Tensor) -> Tensor:
         """total + P V for a range of keys; P is converted to the product's format first."""
-        p = product_operand(p, self.arithmetic, self.arithmetic.probability_format)
+        p = product_operand(p, self.arithmetic)
         skip = None if self.all_finite else seen
         return multiply_add(p, self.v[..., keys, :], total, self.unit, self.format, skip)
 

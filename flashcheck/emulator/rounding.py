@@ -19,9 +19,13 @@ def round_to(x: Tensor, fmt: Format) -> Tensor:
     return x if fmt is FP32 else round_nearest(x.double(), fmt).float()
 
 
-def product_operand(x: Tensor, arithmetic: Arithmetic, default: Format) -> Tensor:
-    """An operand of a matrix product in the format that the unit takes."""
-    return round_to(x, arithmetic.product_format or default)
+def product_operand(x: Tensor, arithmetic: Arithmetic) -> Tensor:
+    """An operand of a matrix product, converted where the arithmetic declares a format for products.
+
+    Without one it is taken as stored: converting again would turn infinities of a format whose
+    conversions saturate into its largest number.
+    """
+    return x if arithmetic.product_format is None else round_to(x, arithmetic.product_format)
 
 
 def stored(x: Tensor, fmt: Format) -> Tensor:

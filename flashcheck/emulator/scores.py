@@ -51,12 +51,10 @@ class Scores:
         elif bare and scale < 0:  # the running maximum must be that of the scaled scores
             q, self._scale = -q, -self._scale
         self._operand = arithmetic.product_format or arithmetic.input_format
-        self._q = product_operand(q, arithmetic, arithmetic.input_format)
-        self._k = product_operand(k, arithmetic, arithmetic.input_format)
+        self._q = product_operand(q, arithmetic)
+        self._k = product_operand(k, arithmetic)
         self._q_gradient = (
-            self._q
-            if placement == "operands"
-            else product_operand(problem.q.float(), arithmetic, arithmetic.input_format)
+            self._q if placement == "operands" else product_operand(problem.q.float(), arithmetic)
         )
         self.base = 2.0 if placement.startswith("exponent") else math.e
         self.natural = self._scale if bare else 1.0

@@ -184,18 +184,13 @@ def _rounded(weights: Tensor, fmt: Format, on: Switches) -> Tensor:
 
 
 def _product(p: Tensor, v: Tensor, shown: Tensor, on: Switches) -> Tensor:
-    """P V; hidden pairs are skipped where a value is not finite, so that 0 * NaN does not arise.
-
-    Finite values take the same product whether or not others are finite: NaN in one head must not change
-    the last bit of another.
-    """
+    """P V. Values that are not finite are added apart, pair by pair, so that 0 * NaN does not arise in
+    rows that do not see them, and no bit of other elements changes."""
     finite = torch.isfinite(v)
     if bool(finite.all()) or on("value-tail-unmasked"):
         return p @ v
-    out = p @ torch.where(finite, v, 0.0)
-    pairs = p.unsqueeze(-1) * v.unsqueeze(-3)
-    reached = torch.where(shown.unsqueeze(-1) & ~finite.unsqueeze(-3), pairs, 0.0).sum(-2)
-    return torch.where(reached == 0, out, out + reached)
+    pairs = p.unsqueeze(-1) * torch.where(finite, 0.0, v).unsqueeze(-3)
+    return p @ torch.where(finite, v, 0.0) + torch.where(shown.unsqueeze(-1), pairs, 0.0).sum(-2)
 
 
 def _wrong_sign(p: Problem, q: Tensor, k: Tensor, v: Tensor, scale: float, seen: Tensor) -> State:

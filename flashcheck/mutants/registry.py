@@ -9,8 +9,9 @@ import torch
 
 from flashcheck.arithmetic import IEEE, Arithmetic, flash
 from flashcheck.errors import UnknownNameError
-from flashcheck.kernel import Capabilities, Kernel
+from flashcheck.kernel import GRADIENT_NAMES, Capabilities, Kernel
 from flashcheck.mutants.flash import TILE, FlashForward
+from flashcheck.mutants.gradients import FlashBackward
 from flashcheck.mutants.switches import Switches
 from flashcheck.problem import OPTIONS, Problem
 
@@ -29,6 +30,7 @@ CAPABILITIES = Capabilities(
     isolates_nonfinite=True,
     deterministic=True,
     devices=("cpu",),
+    gradients=GRADIENT_NAMES,
 )
 """What the control supports, and every mutant declares."""
 
@@ -79,6 +81,7 @@ def _kernel(name: str, switches: Switches, splits: int) -> Kernel:
         return flash(
             problem.format,
             block_keys=TILE,
+            block_queries=TILE,
             order="ascending",
             scale_placement="scores",
             splits=splits,
@@ -87,6 +90,7 @@ def _kernel(name: str, switches: Switches, splits: int) -> Kernel:
     return Kernel(
         name=name,
         forward=FlashForward(switches, splits),
+        backward=FlashBackward(switches),
         capabilities=CAPABILITIES,
         arithmetic=declared,
         machine=lambda device: IEEE,  # noqa: ARG005

@@ -235,3 +235,15 @@ def test_lse_is_stored_in_its_format() -> None:
     plain = forward(p, concrete(flash(FP32)), IEEE).lse
     assert plain is not None
     assert not _format_is_used(BF16, plain)
+
+
+@pytest.mark.parametrize("preset", ["flash.e5m2", "flash.e4m3"])
+def test_infinite_eight_bit_values_are_not_saturated_on_their_way(preset: str) -> None:
+    """Conversions into fp8 saturate; reading a stored infinity (NaN where fp8 has none) must not."""
+    kernel = as_kernel(ARITHMETICS[preset], name="x")
+    p = small_problem(ARITHMETICS[preset].input_format, num_keys=21)
+    v = p.v.clone()
+    v[0, 1, 3, 2] = torch.inf if preset == "flash.e5m2" else torch.nan
+    got = kernel.forward(p.replaced(v=v)).out
+    assert not torch.isfinite(got[0, 2:, :, 2]).any()
+    assert torch.isfinite(got[0, :2]).all()

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashcheck.checks import CHECKS
+from flashcheck.checks import CHECKS, Judged
 from flashcheck.checks.record import Status
-from flashcheck.kernel import ForwardResult
-from flashcheck.mutants import MUTANTS, control, flash, mutant_named, scores, stores, visibility
+from flashcheck.mutants import MUTANTS, control, flash, gradients, mutant_named, scores, stores, visibility
 from flashcheck.mutants.switches import Switches
 
 TWELVE = (
@@ -36,10 +35,12 @@ def same(a: Tensor, b: Tensor) -> bool:
     return bool(((a == b) | (torch.isnan(a) & torch.isnan(b))).all())
 
 
-def same_result(a: ForwardResult, b: ForwardResult) -> bool:
-    assert a.lse is not None
-    assert b.lse is not None
-    return same(a.out, b.out) and same(a.lse, b.lse)
+def results(judged: Judged, part: str) -> list[Tensor]:
+    """What the pass returned: out and lse, or the gradients."""
+    if part == "backward":
+        return list(judged.gradients.values())
+    assert judged.result.lse is not None
+    return [judged.result.out, judged.result.lse]
 
 
 def test_the_first_twelve_are_there() -> None:
@@ -47,7 +48,7 @@ def test_the_first_twelve_are_there() -> None:
 
 
 def test_every_switch_in_the_code_is_a_registered_mutant_and_the_other_way_round() -> None:
-    text = "".join(inspect.getsource(m) for m in (flash, scores, stores, visibility))
+    text = "".join(inspect.getsource(m) for m in (flash, gradients, scores, stores, visibility))
     assert set(re.findall(r'\bon\("([\w-]+)"\)', text)) == set(MUTANTS)
 
 
@@ -55,20 +56,22 @@ def test_every_switch_in_the_code_is_a_registered_mutant_and_the_other_way_round
 def test_the_fault_is_reached_changes_the_result_and_is_caught(name: str) -> None:
     mutant = mutant_named(name)
     switches = Switches([name])
-    faulty, honest = mutant.make_with(switches), control(mutant.splits)
     *before, problem = mutant.expose()
+    kernel = mutant.make_with(switches)
     for earlier in before:
-        faulty.forward(earlier)
-    assert faulty.capabilities.refuses(problem) is None
-    result, wanted = faulty.forward(problem), honest.forward(problem)
+        kernel.forward(earlier)
+    assert kernel.capabilities.refuses(problem) is None
+    faulty, honest = Judged(kernel, problem), Judged(control(mutant.splits), problem)
+    part = "backward" if name.startswith("bwd-") else "forward"
+    pairs = list(zip(results(faulty, part), results(honest, part), strict=True))
     assert switches.hits[name], "the faulty line never ran"
     if mutant.caught_by != "bitwise.repeat":  # such a fault shows between two calls
-        assert not same_result(result, wanted), "the fault changes nothing on its exposing input"
+        assert not all(same(a, b) for a, b in pairs), "the fault changes nothing on its exposing input"
     check = CHECKS[mutant.caught_by]
-    assert check(faulty, problem).status is Status.FAIL
-    verdict = check(honest, problem)
+    assert check.on(faulty).status is Status.FAIL
+    verdict = check.on(honest)
     assert verdict.status is Status.PASS, verdict.message
-    assert CHECKS["forward.bound"](honest, problem).status is not Status.FAIL
+    assert CHECKS["forward.bound"].on(honest).status is not Status.FAIL
 
 
 def test_entries_say_what_they_are() -> None:
