@@ -24,12 +24,16 @@ class Tile:
     num_stages: int = 2
 
 
+# The assembler that Triton 3.6 ships for sm90 (ptxas 12.8) miscompiles wgmma at head dims up to 32 with 4
+# warps or more: reads of shared memory out of bounds, seen in the forward at 32 (compute-sanitizer; none with
+# ptxas 13.0). Hence 2 warps (mma.sync) there. In backward kernels larger dims fail now and then with 4: 8.
+#
 # (architecture, element bytes) -> largest padded head dim -> tile. The entries of sm90 are shapes that the
 # assembler fits into registers, with two programs or more on a multiprocessor where possible; fp32 runs
 # without tensor cores (IEEE).
 _FORWARD: dict[tuple[str, int], dict[int, Tile]] = {
     ("sm90", 2): {
-        32: Tile(128, 64, 4, 3),
+        32: Tile(64, 64, 2, 2),
         64: Tile(128, 64, 4, 3),
         128: Tile(128, 64, 8, 2),
         256: Tile(128, 64, 8, 2),
@@ -45,15 +49,13 @@ _FORWARD: dict[tuple[str, int], dict[int, Tile]] = {
 # tile are as above, so that what is declared of a call does not depend on its options.
 _FORWARD_WITH_DATA_MASK: dict[tuple[str, int], dict[int, Tile]] = {
     ("sm90", 2): {
-        32: Tile(128, 64, 8, 2),
+        32: Tile(64, 64, 2, 2),
         64: Tile(128, 64, 8, 2),
         128: Tile(128, 64, 8, 1),
         256: Tile(64, 64, 8, 1),
     },
 }
-# (architecture, element bytes, kernel) -> largest padded head dim -> tile. On sm90 the assembler that Triton
-# 3.6 ships miscompiles wgmma in backward kernels of head dims up to 32 with 4 warps or more, and at larger
-# dims now and then with 4: hence 2 warps (mma.sync) below, 8 above.
+# (architecture, element bytes, kernel) -> largest padded head dim -> tile.
 _BACKWARD: dict[tuple[str, int, str], dict[int, Tile]] = {
     ("sm90", 2, "dkdv"): {
         32: Tile(64, 64, 2, 2),
@@ -118,6 +120,8 @@ def forward_tile(
     by_dim = _FORWARD.get(key, _SMALL_SHARED_MEMORY[element_bytes])
     if data_mask:
         by_dim = _FORWARD_WITH_DATA_MASK.get(key, by_dim)
+    if key == ("sm90", 2) and min(padded(head_dim), padded(value_dim)) <= 32:
+        return by_dim[32]  # one small dim is enough for the assembler's fault
     return _entry(by_dim, head_dim, value_dim)
 
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from flashcheck import audit
-from flashcheck.commands import run_audit
+from flashcheck.commands.audit import run_audit
 from flashcheck.mutants import MUTANTS, Mutant, control
 from flashcheck.report.audit_table import print_audit
 

@@ -24,9 +24,12 @@ def test_every_head_dim_has_a_tile(arch, element_bytes, monkeypatch):
             assert tile.block_n >= 16
 
 
-def test_small_head_dims_keep_off_wgmma_in_the_backward(monkeypatch):
+def test_small_head_dims_keep_off_wgmma(monkeypatch):
     """On Hopper those kernels fault with 4 warps or more under the assembler that Triton 3.6 ships."""
     monkeypatch.setattr(tuning, "architecture", lambda _: "sm90")
+    for small, other, data_mask in itertools.product([1, 16, 32], [1, 32, 64, 256], (False, True)):
+        for dims in ((small, other), (other, small)):
+            assert tuning.forward_tile("cuda", 2, *dims, 1000, 1000, data_mask=data_mask).num_warps <= 2
     for d, dv, kernel in itertools.product([1, 16, 32], [1, 16, 32], ("dq", "dkdv", "dbias")):
         assert tuning.backward_tile(kernel, "cuda", 2, d, dv, 1000, 1000).num_warps <= 2
 

@@ -1,4 +1,4 @@
-"""What the command line does: loads, runs, prints, writes; each function returns an exit code."""
+"""Loads kernels, certifies them, prints and writes the certificates."""
 
 from __future__ import annotations
 
@@ -10,24 +10,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flashcheck.audit import audit
-from flashcheck.certify import Outcome
+from flashcheck.commands.durations import seconds
+from flashcheck.commands.exit_codes import INTERRUPTED, SEVERITY, exit_code
 from flashcheck.devices import choose_device, interpret_without_gpu
 from flashcheck.errors import ArgumentError
 from flashcheck.kernel import Kernel
 from flashcheck.loading import load
 from flashcheck.plan import DEFAULT_LEVEL, DEFAULT_SEED, make_plan
-from flashcheck.report.audit_table import print_audit
 from flashcheck.report.build import certificate_of
 from flashcheck.report.certificate import write
 from flashcheck.report.progress import ProgressReport
 from flashcheck.report.terminal import print_certificate, print_ending
 from flashcheck.settings import read_settings
 from flashcheck.workers import certify_by_name
-
-EXIT_CODES = {"certified": 0, "rejected": 1, "incomplete": 3, "judge failed": 4}
-INTERRUPTED = 130
-_SEVERITY = (0, 3, 1, 4, INTERRUPTED)
 
 FOLDER = Path(".flashcheck")
 
@@ -64,7 +59,7 @@ def run_certify(request: CertifyRequest, stdout: Console, stderr: Console) -> in
     worst = 0
     for name in names:
         code = _certify_one(load(name), name, level, max_seconds, request, stdout, stderr)
-        worst = max(worst, code, key=_SEVERITY.index)
+        worst = max(worst, code, key=SEVERITY.index)
         if code == INTERRUPTED:
             break
     return worst
@@ -96,26 +91,6 @@ def _certify_one(
         print_certificate(stdout, certificate, request.verbose)
     print_ending(stdout, certificate, str(path))
     return exit_code(outcome)
-
-
-def run_audit(stdout: Console) -> int:
-    """Audits the checks; 1 where a mutant survived its check or the control was rejected."""
-    rows = audit()
-    print_audit(stdout, rows)
-    return 0 if rows and all(row.good for row in rows) else 1
-
-
-def exit_code(outcome: Outcome) -> int:
-    """0 certified, 1 rejected, 3 incomplete, 4 judge failed, 130 interrupted."""
-    return INTERRUPTED if outcome.interrupted else EXIT_CODES[outcome.verdict.value]
-
-
-def seconds(text: str) -> float:
-    """``90``, ``90s``, ``10m`` or ``2h`` in seconds; raises ArgumentError for anything else."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-    if match is None:
-        raise ArgumentError("--max-time", repr(text), "a number with s, m or h, such as 90s or 10m")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def _command(name: str, level: str, request: CertifyRequest) -> str:
