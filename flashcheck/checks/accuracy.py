@@ -8,7 +8,7 @@ from flashcheck.checks.record import Record, Status
 from flashcheck.checks.registry import check, not_applicable
 
 
-@check("forward.bound")
+@check("forward.bound", faults="ABCDEFHIJKLPQSTVY")
 def forward_bound_holds(judged: Judged) -> Record:
     """Every element of O and LSE is a value that the declared arithmetic can produce.
 

@@ -7,7 +7,7 @@ from flashcheck.checks.record import Record, Status
 from flashcheck.checks.registry import check, not_applicable
 
 
-@check("backward.bound")
+@check("backward.bound", faults="ACDEFHIJKLPSV")
 def backward_bound_holds(judged: Judged) -> Record:
     """Every element of dQ, dK, dV (and of the gradients of bias and sink) is a value that the declared
     arithmetic can produce.

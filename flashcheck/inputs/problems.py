@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from flashcheck.inputs.spec import ProblemSpec
+from flashcheck.inputs.spec import BIAS_KINDS, ProblemSpec
 from flashcheck.inputs.values import FAMILIES
 from flashcheck.kernel import Capabilities
 from flashcheck.masks import Alignment
@@ -146,13 +146,13 @@ def _options(
         return name in options and not wishes.plain and (wishes.option == name or rng.random() < chance)
 
     chosen: dict[str, Any] = {}
-    masks = ["random", "first_key", "per_head"] + (["holes"] if capabilities.empty_rows else [])
+    masks = ["random", "first_key", "per_head", "keys"] + (["holes"] if capabilities.empty_rows else [])
     if wanted("mask", 0.25):
         chosen["mask"] = "holes" if wishes.empty_rows and "holes" in masks else rng.choice(masks)
     if wanted("window", 0.2):
         chosen["window"] = rng.choice(((0, 0), (3, 0), (17, 5), (None, 2), (31, None)))
     if wanted("bias", 0.2):
-        chosen["bias"] = True
+        chosen["bias"] = rng.choice((True, *BIAS_KINDS))
     if wanted("alibi_slopes", 0.2):
         chosen["alibi"] = True
     if wanted("softcap", 0.2):
