@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flashcheck.checks.measure import Measured
+from flashcheck.checks.record import Location
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.values import FAMILIES
 
@@ -22,7 +23,7 @@ class Point:
     """One problem's worst element, and its rms error where one is predicted.
 
     Attributes:
-        error, bound, margin: of the element with the largest margin.
+        error, bound, margin: of the element with the largest margin; inf for a NaN that is not accepted.
         rms_error, rms_predicted: over the predictable elements, relative to the rms of their exact values.
     """
 
@@ -61,9 +62,7 @@ class Detail:
         worst = measured.worst
         if worst is None:
             return
-        same = worst.got == worst.exact or worst.margin == 0  # inf - inf is NaN, and so is an exact NaN
-        error = 0.0 if same else abs(worst.got - worst.exact)
-        self.points.append(Point(spec, error, worst.bound, worst.margin, *_relative_rms(measured)))
+        self.points.append(Point(spec, _error(worst), worst.bound, worst.margin, *_relative_rms(measured)))
         if is_worst and measured.margin.ndim == 4:
             self.worst_margins = measured.margin[worst.index[0], worst.index[1]].clone()
 
@@ -79,6 +78,14 @@ class Detail:
         if not pairs:
             return None
         return statistics.median(e for e, _ in pairs), statistics.median(p for _, p in pairs)
+
+
+def _error(worst: Location) -> float:
+    """|got - exact|: 0 for an infinity or NaN that is right, inf for one that is not."""
+    if worst.got == worst.exact or worst.margin == 0:
+        return 0.0
+    error = abs(worst.got - worst.exact)
+    return math.inf if math.isnan(error) else error
 
 
 def _relative_rms(measured: Measured) -> tuple[float | None, float | None]:

@@ -111,8 +111,7 @@ def test_infinities_survive(infinite: Certificate) -> None:
     (tensor,) = [t for t in again.tensors if t.tensor == "O"]
     assert math.isinf(tensor.worst_margin)
     assert tensor.points is not None
-    assert math.isnan(tensor.points.error[0])
-    assert "NaN" in infinite.to_json()
+    assert math.isinf(tensor.points.error[0])
     assert tensor.histogram is not None
     assert tensor.histogram.above == tensor.over_bound > 0
 
