@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from flashcheck.checks.bias import BiasTally
 from flashcheck.checks.diagnose import diagnose
 from flashcheck.checks.measure import Measured
 from flashcheck.checks.rms import RmsTally
+from flashcheck.detail import Detail
 from flashcheck.inputs.combinations import Combination, Covering, choices_of, combinations_of
 from flashcheck.inputs.coverage import covered, required
 from flashcheck.inputs.spec import ProblemSpec
@@ -43,6 +44,7 @@ class TensorSummary:
         worst: the element with the largest margin, and the spec of its problem.
         rms_all: over the ordinary families; rms: those of them whose prediction is sharp enough to gate.
         bias: mean signed error, over the problems of ``rms``.
+        detail: all margins and a point per problem, for reports.
     """
 
     cases: int = 0
@@ -53,14 +55,17 @@ class TensorSummary:
     rms: RmsTally = field(default_factory=RmsTally)
     rms_all: RmsTally = field(default_factory=RmsTally)
     bias: BiasTally = field(default_factory=BiasTally)
+    detail: Detail = field(default_factory=Detail)
 
     def add(self, measured: Measured, spec: ProblemSpec) -> None:
         self.cases += 1
         self.elements += measured.elements
         self.over += measured.over
         worst = measured.worst
-        if worst is not None and (self.worst is None or worst.margin > self.worst.margin):
+        is_worst = worst is not None and (self.worst is None or worst.margin > self.worst.margin)
+        if is_worst:
             self.worst, self.worst_spec = worst, spec
+        self.detail.add(measured, spec, is_worst)
         if "ordinary" in FAMILIES[spec.family].properties:
             self.rms_all.add(measured)
             if measured.gates:
@@ -105,8 +110,11 @@ class Outcome:
     Attributes:
         tensors: (dtype, tensor) -> summary. checks: (dtype, check) -> status -> count.
         slack: (dtype, family, tensor) -> median of bound / |error| of each problem.
+        rungs: (dtype, family, pass) -> rung of the oracle -> rows that it served ("unresolved": rows whose
+            reference is not proved good enough).
         missing: dtype -> declared features that were not judged.
         combinations: dtype -> strength -> how many combinations of option values were judged.
+        durations: dtype -> seconds spent on its problems.
         stopped: why the run ended early, or "".
     """
 
@@ -114,12 +122,14 @@ class Outcome:
     tensors: dict[tuple[str, str], TensorSummary] = field(default_factory=lambda: defaultdict(TensorSummary))
     checks: dict[tuple[str, str], dict[Status, int]] = field(default_factory=dict)
     slack: dict[tuple[str, str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    rungs: dict[tuple[str, str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     findings: list[Finding] = field(default_factory=list)
     missing: dict[str, tuple[str, ...]] = field(default_factory=dict)
     combinations: dict[str, dict[int, Combinations]] = field(default_factory=dict)
     judge_faults: list[str] = field(default_factory=list)
     judged: int = 0
     seconds: float = 0.0
+    durations: dict[str, float] = field(default_factory=dict)
     stopped: str = ""
     interrupted: bool = False
 
@@ -212,7 +222,10 @@ def _certify(
                     f"time limit of {max_seconds:g} s after {number} of {len(plan.cases)} problems"
                 )
                 break
+            began = time.perf_counter()
             _judge_case(kernel, case, device, outcome, failures, seen)
+            spent = outcome.durations.get(case.spec.dtype, 0.0)
+            outcome.durations[case.spec.dtype] = spent + time.perf_counter() - began
             on_progress(Progress(number + 1, len(plan.cases), case, len(failures)))
         outcome.findings += [_finding(kernel, device, key[0], f) for key, f in failures.items()]
     except KeyboardInterrupt:
@@ -269,6 +282,8 @@ def _judge_case(
             choices = choices_of(spec, kernel.capabilities)
             for strength, judged_ones in seen[spec.dtype].combinations.items():
                 judged_ones.update(combinations_of(choices, strength))
+            for name, rows in judged.rungs.items():
+                outcome.rungs[spec.dtype, spec.family, name] += rows
     except JudgeError as error:
         outcome.judge_faults.append(str(error))
     except Exception as error:  # the kernel's own exceptions are KernelErrors: this one is the judge's
