@@ -55,7 +55,9 @@ def effective_options(judged: Judged) -> dict[str, bool]:
             ).abs() > own.interval.bound + other.interval.bound
             apart = apart & rows
             matters = matters or bool(apart.any())
-            accepted = accepted or bool((other.interval.accepts(got) & apart).any())
+            # Where either may overflow, inf and NaN belong to both and tell nothing.
+            fits = other.interval.accepts(got) & ~own.interval.accepts(got) & torch.isfinite(got.double())
+            accepted = accepted or bool((fits & apart).any())
         if matters:
             out[option] = not accepted
     return out
