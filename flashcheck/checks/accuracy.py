@@ -8,6 +8,11 @@ from flashcheck.checks.record import Record, Status
 from flashcheck.checks.registry import check, not_applicable
 
 
+def inaccurate(judged: Judged) -> bool:
+    """Accuracy rejects the problem itself: checks of related problems then leave the verdict to it."""
+    return any(m.over for m in judged.measured.values())
+
+
 @check("forward.bound", faults="ABCDEFHIJKLPQSTVY")
 def forward_bound_holds(judged: Judged) -> Record:
     """Every element of O and LSE is a value that the declared arithmetic can produce.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flashcheck.bounds.forward import forward_bound
+from flashcheck.checks.accuracy import inaccurate
 from flashcheck.checks.judged import Judged, on_device
 from flashcheck.checks.record import Record
 from flashcheck.checks.registry import check, failed, not_applicable, passed
@@ -30,6 +31,8 @@ def option_effect(judged: Judged) -> Record:
     if not judging:
         return not_applicable(name, "no option of the problem changes the answer by more than its bounds")
     ignored = [option for option, seen in judging.items() if not seen]
+    if ignored and inaccurate(judged):
+        return not_applicable(name, f"forward.bound rejects the problem itself ({', '.join(ignored)})")
     if ignored:
         return failed(name, judged, f"the result is the one without {', '.join(ignored)}")
     return passed(name, judged, ", ".join(judging))
@@ -157,7 +160,7 @@ def state_interleaved(judged: Judged) -> Record:
     for text, problem in _others(judged):
         other = Judged(judged.kernel, problem, str(judged.device))
         over = next((m.worst for m in other.measured.values() if m.over and m.worst is not None), None)
-        if over is not None and not any(m.over for m in judged.measured.values()):
+        if over is not None and not inaccurate(judged):
             return failed(name, judged, f"after another call, with {text}: {over.describe()}")
     again = judged.run()
     if not judged.kernel.capabilities.deterministic:
