@@ -90,6 +90,11 @@ def output_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if STORAGE[dtype] in FP8 else dtype
 
 
+def plain_path(dtype: torch.dtype) -> ScorePath:
+    """The path of a call that asks for none."""
+    return parse_score_path(dtype, None, None, None, False, True, False)
+
+
 def parse_score_path(
     dtype: torch.dtype,
     score: str | None,
