@@ -50,16 +50,15 @@ def _suspected(judged: Judged) -> list[str]:
 def _fits(judged: Judged, suspect: Suspect) -> bool:
     try:
         exact = fp64.forward(suspect.problem)
+        live = exact.visible.any(-1, keepdim=True)
+        # Closeness first: it costs nothing, the bound is most of the work, and few suspects come close.
+        if not bool(live.any()) or not _explains(judged, suspect, exact.out, live):
+            return False
         arithmetic = judged.kernel.arithmetic(suspect.problem)
         bound = forward_bound(suspect.problem, exact, arithmetic, judged.rules.machine).out.interval
     except (ArgumentError, RuntimeError):
         return False
-    live = exact.visible.any(-1, keepdim=True)
-    if not bool(live.any()):
-        return False
     got = judged.result.out.double()
-    if not _explains(judged, suspect, bound.exact, live):
-        return False
     if suspect.row_factor is None:
         return bool((bound.accepts(got) | ~live).all())
     factor = suspect.row_factor.unsqueeze(-1)
