@@ -1,7 +1,7 @@
-"""Which failures are one bug: same check, same class of fault.
+"""Which failures are one bug: the same class of fault or, where none was diagnosed, the same check and look.
 
-The class comes from the diagnosis, whose guesses were each proved by a second experiment. A small problem
-can fit several guesses, so a failure joins a group when *any* of its guesses is among the group's.
+A class comes from the diagnosis, whose guesses were each proved by a second experiment. A small problem
+can fit several, so a failure joins a group when *any* of its classes is among the group's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Failure:
     Attributes:
         check, tensor: what failed ("" where no one tensor is to blame); "crash" for a dead process.
         message: one line; evidence: further lines; where: the worst element in words.
-        guesses: diagnoses that fit, likeliest first.
+        guesses: diagnoses that fit, likeliest first; faults: their classes, in the same order.
         margin: |error| / bound there, or None.
         digest: of the bits of everything the kernel returned: equal digests, equal bits.
     """
@@ -30,37 +30,39 @@ class Failure:
     evidence: tuple[str, ...] = ()
     where: str = ""
     guesses: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
     margin: float | None = None
     digest: str = ""
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Classes of fault: the guesses without their numbers, or else what the failure looks like."""
-        if self.guesses:
-            return tuple(dict.fromkeys(_without_numbers(guess) for guess in self.guesses))
-        return (f"{self.tensor} {_without_numbers(self.message)}".strip(),)
+        """Of fault, as diagnosed; or else the check and what the failure looks like."""
+        look = f"{self.check}: {self.tensor} {_without_numbers(self.message)}"
+        return self.faults or (" ".join(look.split()),)
 
 
 def _without_numbers(text: str) -> str:
-    # "the ragged tail (keys 64..70, tile 16) is lost" and its neighbours are one class.
     text = re.sub(r"\([^)]*\)|\[[^\]]*\]|: [\d.e+-]+ x its bound$", "", text)
     return " ".join(re.sub(r"-?\d[\d.,e+-]*", "#", text).split())
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One bug: the check that shows it and the classes of fault that its first failure fits."""
+    """One bug: the check that showed it first, and the classes of fault that it fits."""
 
     check: str
     classes: tuple[str, ...]
 
     @property
     def id(self) -> str:
-        text = f"{self.check}\n{self.classes[0]}"
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        return hashlib.sha256(self.classes[0].encode()).hexdigest()[:8]
 
     def holds(self, failure: Failure) -> bool:
-        return failure.check == self.check and bool(set(self.classes) & set(failure.classes))
+        return bool(set(self.classes) & set(failure.classes))
+
+    def narrowed(self, failure: Failure) -> Group:
+        """Without the classes that a further failure of the same bug does not fit."""
+        return Group(self.check, tuple(c for c in self.classes if c in failure.classes) or self.classes)
 
 
 def group_of(failure: Failure, known: Iterable[Group]) -> Group:

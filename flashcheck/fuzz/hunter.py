@@ -71,6 +71,7 @@ class Found:
     """A new group.
 
     Attributes:
+        group: as its first failure defined it; fits: the classes that all its failures have in common.
         case, failure: the smallest so far; first: the case that was found first.
         cases: failures seen; after_cases, at: how many cases of the shard, and when (time.time()).
     """
@@ -81,6 +82,7 @@ class Found:
     first: FuzzCase
     after_cases: int
     at: float
+    fits: Group
     cases: int = 1
 
 
@@ -140,11 +142,12 @@ class _Hunt:
     def _note(self, group: Group, case: FuzzCase, failure: Failure) -> None:
         found = self.found.get(group.id)
         if found is None:
-            self.found[group.id] = Found(group, case, failure, case, self.index + 1, time.time())
+            self.found[group.id] = Found(group, case, failure, case, self.index + 1, time.time(), group)
             self.types[group.id] = type(f"Group{group.id}", (CaseFailedError,), {})
             self.shrink_until = max(self.shrink_until, time.monotonic()) + SHRINK_SECONDS
             return
         found.cases += 1
+        found.fits = found.fits.narrowed(failure)
         if case.size < found.case.size:
             found.case, found.failure = case, failure
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flashcheck.checks import CHECKS, Judged, JudgeError, Record
-from flashcheck.checks.diagnose import diagnose
+from flashcheck.checks.diagnose import MOST_GUESSES, fault_classes, filled_rows
 from flashcheck.checks.rms import RmsTally
 from flashcheck.fuzz.case import FuzzCase
 from flashcheck.fuzz.groups import Failure, Group, group_of
@@ -140,14 +140,17 @@ def _judge(judged: Judged, case: FuzzCase, known: Sequence[Group]) -> CaseReport
 
 def _failure(judged: Judged, record: Record) -> Failure:
     where = record.where
-    guesses = diagnose(judged) if where is not None and record.check == "forward.bound" else ()
+    faults = fault_classes(judged) if where is not None and record.check == "forward.bound" else {}
+    if record.check == "special.empty_rows":
+        faults = filled_rows(judged)
     return Failure(
         check=record.check,
         tensor=where.tensor if where is not None else "",
         message=record.message,
         evidence=record.evidence,
         where=where.describe() if where is not None else "",
-        guesses=guesses,
+        guesses=tuple(faults.values())[:MOST_GUESSES],
+        faults=tuple(faults),
         margin=record.margin,
         digest=digest_of(judged) if judged.answers() else "",
     )

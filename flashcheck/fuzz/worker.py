@@ -78,7 +78,7 @@ def store_finding(task: WorkerTask, runner: Runner, found: Found) -> Finding:
     first = Finding(
         kernel=task.kernel,
         device=task.device,
-        group=found.group,
+        group=found.fits,
         failure=found.failure,
         case=found.case,
         first=found.first,

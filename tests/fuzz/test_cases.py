@@ -55,14 +55,16 @@ def test_fewer_tokens_sort_first() -> None:
     assert size(num_queries=2, num_heads=8) < size(num_queries=16)
 
 
-def test_one_class_whatever_the_numbers() -> None:
-    a = Failure("forward.bound", "O", "m", guesses=("the tile of keys 0..63 is lost",))
-    b = Failure("forward.bound", "O", "m", guesses=("the tile of keys 64..127 is lost", "something else"))
-    c = Failure("forward.bound", "O", "m", guesses=("causal masking is ignored",))
+def test_a_diagnosed_class_is_one_bug_whichever_check_shows_it() -> None:
+    a = Failure("forward.bound", "O", "m", faults=("lost", "scale"))
+    b = Failure("special.empty_rows", "O", "n", faults=("lost", "causal"))
+    c = Failure("forward.bound", "O", "m", faults=("causal",))
     first = group_of(a, ())
     assert group_of(b, [first]) is first
     assert group_of(c, [first]) != first
-    assert group_of(Failure("forward.algorithm", "O", "m", guesses=a.guesses), [first]) != first
+    narrow = first.narrowed(b)
+    assert narrow.classes == ("lost",)
+    assert narrow.narrowed(c) == narrow  # never without a class
 
 
 def test_without_a_diagnosis_the_message_decides() -> None:
@@ -71,6 +73,7 @@ def test_without_a_diagnosis_the_message_decides() -> None:
 
     group = group_of(failure("O is outside its proved bound: 3.1 x its bound"), ())
     assert group.holds(failure("O is outside its proved bound: 2.97e+05 x its bound"))
+    assert not group.holds(Failure("forward.algorithm", "O", "O is outside its proved bound: 3 x its bound"))
     assert not group.holds(failure("O is outside its proved bound: NaN or inf, or its bound is 0"))
     assert len(group.id) == 8
     assert Group(group.check, group.classes).id == group.id
