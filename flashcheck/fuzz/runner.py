@@ -151,9 +151,15 @@ def _death(code: int | None, limit: float) -> str:
 
 
 def _last_lines(log: Path) -> tuple[str, ...]:
-    with contextlib.suppress(OSError):
-        return tuple(log.read_text(errors="replace").splitlines()[-6:])
-    return ()
+    """The innermost frames of a fatal error's traceback, else the last lines that were printed."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return ()
+    for place, line in enumerate(lines):
+        if line.startswith("Current thread"):
+            return tuple(line.strip() for line in lines[place + 1 : place + 5])
+    return tuple(line for line in lines if line.strip())[-4:]
 
 
 def _serve(pipe: Connection, other_end: Connection, name: str, device: str, log: str) -> None:
