@@ -6,7 +6,6 @@ one costs milliseconds plus the import of the kernel. It ends by itself when its
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
 import os

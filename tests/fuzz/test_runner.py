@@ -39,9 +39,11 @@ def _runner(tmp_path: Path) -> Iterator[Callable[..., Runner]]:
 def test_a_death_is_a_failure_and_the_next_case_is_judged(
     runner: Callable[..., Runner], subject: str, limit: float, words: str
 ) -> None:
-    alive = runner(subject, limit)
+    alive = runner(subject)
     assert alive.judge(GOOD).failure is None
+    alive.limit = limit  # for this case alone: an honest case may take as long on a busy machine
     failure = alive.judge(DEADLY).failure
+    alive.limit = 30.0
     assert failure is not None
     assert failure.check == "crash"
     assert words in failure.message
