@@ -24,7 +24,7 @@ CASE = FuzzCase(ProblemSpec(dtype="bf16"), ("forward.bound",))
 
 def _finding(**changes: object) -> Finding:
     group = Group("forward.bound", ("x",))
-    failure = Failure("forward.bound", "O", "m", guesses=("x",), margin=2.0)
+    failure = Failure("forward.bound", "O", "m", guesses=("x it is",), faults=("x",), margin=2.0)
     base = Finding(kernel="k", device="cpu", group=group, failure=failure, case=CASE, first=CASE)
     return replace(base, **changes)  # type: ignore[arg-type]
 
