@@ -82,7 +82,7 @@ def _certify_one(
         outcome = certify_by_name(
             name, kernel, plan, device=device, max_seconds=max_seconds, on_progress=progress
         )
-    certificate = certificate_of(kernel, outcome, device, _command(name, level, request), started)
+    certificate = certificate_of(kernel, outcome, device, _command(name, level, request), started, name)
     path = request.out or FOLDER / "certificates" / f"{_file_name(name)}-{started:%Y%m%dT%H%M%SZ}.json"
     write(certificate, path)
     if request.out is None:
