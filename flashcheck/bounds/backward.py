@@ -33,6 +33,8 @@ def backward_bound(
     arithmetic: Arithmetic,
     machine: Machine,
     scores: ScoreError | None = None,
+    *,
+    with_scale: bool = False,
 ) -> BackwardBound:
     """Bounds on the gradients that any recomputing backward with this arithmetic obeys.
 
@@ -42,11 +44,12 @@ def backward_bound(
         given: the output and log-sum-exp that the kernel was given. With errors the centred intervals and
             predictions are left out: they hold for known stored values.
         scores: the scores' errors, where the forward's bound has them already.
+        with_scale: bound dscale too.
 
     Source: THEORY.md section 4.
     """
     if not problem.num_keys or not problem.num_queries:
-        return _nothing(exact, arithmetic.output_format)
+        return _nothing(exact, arithmetic.output_format, with_scale=with_scale)
     scores = score_error(problem, forward, arithmetic, machine) if scores is None else scores
     pairs = pair_errors(problem, forward, exact, given, scores, arithmetic, machine)
     sums = gradient_sums(problem, arithmetic, machine)
@@ -66,7 +69,6 @@ def backward_bound(
     for name, total in sums.items():
         value = getattr(exact, name)
         size, slack = (pairs.p, p_slack) if name == "dv" else (ds_size, ds_slack)
-        overflow[name] = None if overflow[name] is None else overflow[name].expand_as(value)
         interval = _interval(value, total.error(value, size, slack), fmt, overflow[name])
         if not conditional:
             tensors[name] = _unpredicted(interval)
@@ -78,19 +80,21 @@ def backward_bound(
         tensors["dbias"] = _bias_bound(problem, exact.dbias, pairs, machine)
     if exact.dsink is not None and problem.sink is not None:
         tensors["dsink"] = _sink_bound(problem, exact, given, pairs, machine)
-    tensors["dscale"] = _scale_bound(problem, forward, exact, pairs, scores, machine)
+    if with_scale:
+        tensors["dscale"] = _scale_bound(problem, forward, exact, pairs, scores, machine)
     return BackwardBound(tensors)
 
 
-def _nothing(exact: BackwardQuantities, fmt: Format) -> BackwardBound:
+def _nothing(exact: BackwardQuantities, fmt: Format, *, with_scale: bool) -> BackwardBound:
     """No pair exists: every gradient is exactly 0."""
     named = {"dq": exact.dq, "dk": exact.dk, "dv": exact.dv, "dbias": exact.dbias, "dsink": exact.dsink}
+    if with_scale:
+        named["dscale"] = exact.dscale
     bounds = {
         name: _unpredicted(rounded_interval(x, torch.zeros_like(x), fmt))
         for name, x in named.items()
         if x is not None
     }
-    bounds["dscale"] = _unpredicted(rounded_interval(exact.dscale, torch.zeros_like(exact.dscale), FP32))
     return BackwardBound(bounds)
 
 
@@ -122,6 +126,7 @@ def _interval(exact: Tensor, error: Tensor, fmt: Format, overflow: Tensor | None
     """Gradients whose exact value is not finite are unlimited here; the non-finite checks judge them."""
     finite = torch.isfinite(exact)
     error = torch.where(finite, error.nan_to_num(torch.inf, torch.inf), torch.inf)
+    overflow = None if overflow is None else overflow.expand_as(exact)
     return rounded_interval(torch.where(finite, exact, 0.0), error, fmt, overflow)
 
 
@@ -141,8 +146,9 @@ def _bias_bound(problem: Problem, exact: Tensor, pairs: PairErrors, machine: Mac
         error, total = error.sum(dims, keepdim=True), total.sum(dims, keepdim=True)
     error = error + machine.vector.gamma(terms) * total
     overflow = pairs.overflow_ds
-    for dim in dims if overflow is not None else ():
-        overflow = overflow.any(dim, keepdim=True)
+    if overflow is not None:
+        for dim in dims:
+            overflow = overflow.any(dim, keepdim=True)
     return _unpredicted(_interval(exact, error, format_of(problem.bias.dtype), overflow))
 
 

@@ -103,13 +103,17 @@ def gradient_intervals(
     size_ds = stored_ds.abs()
     result = {}
     for name, total in sums.items():
-        stored, size, slack = (stored_p, stored_p, slack_p) if name == "dv" else (stored_ds, size_ds, slack_ds)
+        stored, size, slack = (
+            (stored_p, stored_p, slack_p) if name == "dv" else (stored_ds, size_ds, slack_ds)
+        )
         centre = total.apply(stored, total.other, above=False).mul_(total.factor)
         error = total.error(centre, size, slack).nan_to_num_(torch.inf, torch.inf)
         defined = torch.isfinite(getattr(exact, name)) & torch.isfinite(centre)
         if not bool(defined.all()):
             error, centre = torch.where(defined, error, torch.inf), torch.where(defined, centre, 0.0)
-        result[name] = rounded_interval(centre, error, arithmetic.output_format, overflow[name])
+        past = overflow[name]
+        past = None if past is None else past.expand_as(centre)
+        result[name] = rounded_interval(centre, error, arithmetic.output_format, past)
     return result
 
 

@@ -63,7 +63,9 @@ def forward_bound(
     keys_seen = exact.visible.any(-1, keepdim=True)
     seen = keys_seen | (problem.sink is not None)
     unlimited = seen & ~judged
-    overflow = weights.overflow if errors.overflow is None else errors.overflow.unsqueeze(-1) | weights.overflow
+    overflow = (
+        weights.overflow if errors.overflow is None else errors.overflow.unsqueeze(-1) | weights.overflow
+    )
     overflow = overflow & judged
     sum_overflow = _sum_may_overflow(rows, arithmetic) & judged
     out_interval = rounded_interval(

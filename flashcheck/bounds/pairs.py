@@ -154,7 +154,9 @@ def pair_errors(
     difference_error.add_(delta_error + problem.value_dim * SMALLEST_FP32)
     difference_error.mul_(1 + UNIT).add_(difference, alpha=UNIT)
     # [B4] dS = P (dP - delta)
-    ds = exact.grad_scores if finite else torch.where(mask > 0, exact.grad_scores, 0.0)  # type: ignore[operator]
+    ds = exact.grad_scores
+    if not finite and mask is not None:
+        ds = torch.where(mask > 0, ds, 0.0)
     ds_error = difference_error.mul_(p + p_error).addcmul_(p_error, difference)
     ds_error.mul_(1 + UNIT).add_(ds.abs(), alpha=UNIT)
     ds_error = _floored(ds_error, exponential.flush, mask)

@@ -34,11 +34,11 @@ class TensorBound:
 @dataclass(frozen=True, slots=True)
 class ForwardBound:
     """Bounds for the forward pass: out (B, H, Nq, dv), lse (B, H, Nq); ``scores``: the errors of the
-    scores, which a backward recomputes."""
+    scores, which a backward recomputes (None: not kept)."""
 
     out: TensorBound
     lse: TensorBound
-    scores: ScoreError
+    scores: ScoreError | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def backward_sigma(
     if problem.softcap is not None:
         slope = softcap_slope(problem, forward)
         ds_variance.mul_(slope.square())
-        ds_variance.add_(_slope_variance(problem, pairs, slope, machine))
+        ds_variance.add_(_slope_variance(pairs, slope, machine))
     ds_variance.addcmul_(ds_square, log_p + UNIT**2 / 3)
     ds_variance.add_(_rounding(ds, arithmetic.grad_score_format or arithmetic.probability_format, 1.0))
     p_variance = log_p.mul_(p_square)
@@ -73,7 +73,7 @@ def backward_sigma(
     return result
 
 
-def _slope_variance(problem: Problem, pairs: PairErrors, slope: Tensor, machine: Machine) -> Tensor:
+def _slope_variance(pairs: PairErrors, slope: Tensor, machine: Machine) -> Tensor:
     """Variance of dS from an error of tanh in the cap's derivative 1 - tanh^2: 2 tanh * error."""
     tanh_square = 1.0 - slope
     return (pairs.ds_plain.square() * tanh_square).mul_(4 * machine.tanh_error**2 / 3)

@@ -89,7 +89,8 @@ def softmax_rows(problem: Problem, exact: ForwardQuantities, errors: ScoreError)
     if bool(gap.numel()) and not float(gap.amax()) < torch.inf:
         if problem.bias is not None or not bool(torch.isfinite(problem.k.double()).all()):
             finite = torch.isfinite(gap)
-            own, mask = torch.where(finite, own, 0.0), (finite if mask is None else finite & (mask > 0)).double()
+            own = torch.where(finite, own, 0.0)
+            mask = finite.double() if mask is None else mask * finite
         gap.nan_to_num_(0.0, 0.0, 0.0)
     return SoftmaxRows(
         problem=problem,

@@ -42,7 +42,8 @@ class Deviations:
     def weighted(self, weight: Tensor, *, precise: bool = False) -> Tensor:
         """Upper limit of sum_j W_ij |v_jd - O_id| for weights (B, H, Nq, n) >= 0.
 
-        ``precise``: from products of double precision; one-hot rows with large errors need them. The smaller of W|V| + |O| sum W (triangle) and sqrt(sum W * sum W (v - O)^2) (Cauchy-Schwarz).
+        The smaller of W|V| + |O| sum W (triangle) and sqrt(sum W * sum W (v - O)^2) (Cauchy-Schwarz).
+        ``precise``: from products of double precision, which rows with few keys need for fp32 outputs.
         """
         weight = by_kv_head(self.problem, weight)
         total = weight.sum(-1, keepdim=True)

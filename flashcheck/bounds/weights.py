@@ -158,7 +158,6 @@ class ProbabilityRounding:
 
 def probability_rounding(weights: WeightErrors, arithmetic: Arithmetic) -> ProbabilityRounding:
     """Term [P1] of THEORY.md section 3.5; also the limits p~ <= exp(D) p / sum p exp(-D)."""
-    rows = weights.rows
     largest = _largest_shares(weights)
     fmt, factor = arithmetic.probability_format, arithmetic.probability_scale
     if fmt.precision >= 24:
