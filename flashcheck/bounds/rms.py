@@ -162,9 +162,13 @@ def score_variance(
     if problem.softcap is not None:
         variance.mul_(softcap_slope(problem, exact).square())
         variance.add_((machine.tanh_error * problem.softcap) ** 2 / 3)
-    if problem.bias is not None or problem.alibi_slopes is not None:
+    added = 2 * int(problem.bias is not None or problem.alibi_slopes is not None)
+    again = arithmetic.score_roundings + added
+    if again or arithmetic.scaled_score_format is not None:
         scores = exact.scores.nan_to_num(0.0, 0.0, 0.0)
-        variance.addcmul_(scores, scores, value=2 * (ROUNDING_RMS * UNIT) ** 2)
+        variance.addcmul_(scores, scores, value=again * (ROUNDING_RMS * UNIT) ** 2)
+        if arithmetic.scaled_score_format is not None:
+            variance.add_(half_ulp(scores, arithmetic.scaled_score_format).square_(), alpha=1 / 3)
     return variance
 
 

@@ -27,7 +27,8 @@ class ScoreError:
             all scores of a row together.
         additive: True where bias, ALiBi or a cap stand between the constant and the score, so that its
             error does not act on s - m alone.
-        overflow: boolean (B, H, Nq): rows in which a score may leave the range of fp32; None: in no row.
+        overflow: boolean (B, H, Nq): rows in which a score may leave the range of fp32, or of the format in
+            which it is stored; None: in no row.
         visible: 1.0 where visible and 0.0 where hidden; None where everything is visible.
     """
 
@@ -41,7 +42,7 @@ class ScoreError:
 def score_error(
     problem: Problem, exact: ForwardQuantities, arithmetic: Arithmetic, machine: Machine
 ) -> ScoreError:
-    """Terms [S1] to [S6] of THEORY.md: everything up to and including the score in fp32."""
+    """Terms [S1] to [S8] of THEORY.md: everything up to and including the score in fp32."""
     visible = None if isinstance(problem.visibility, Everything) else exact.visible.double()
     scale = abs(problem.effective_scale)
     q, k = problem.q.double().abs(), problem.k.double().abs()
@@ -55,42 +56,75 @@ def score_error(
     every_k = k.repeat_interleave(problem.group, 1)
     growth = 1 + unit.gamma(problem.head_dim)
     largest = float(magnitude.amax()) if magnitude.numel() else 0.0
-    may_overflow = not largest * growth * max(scale, 1.0) < FP32_MAX / 2
-    dot = _product_error(magnitude, q, every_k, operand, unit)  # [S1]
+    safe = largest * growth * max(scale, 1.0) < FP32_MAX / 2
+    past = None if safe else magnitude * growth >= FP32_MAX
+    own = _product_error(magnitude, q, every_k, operand, unit)  # [S1]
     if arithmetic.score_format is not None:  # [S2]
-        dot = dot + _storage_error(magnitude + dot, arithmetic)
-    own = dot.mul_(scale)
+        own = own + _storage_error(magnitude + own, arithmetic)
+        if not bool(torch.isfinite(own.sum())):
+            past = own.isinf() if past is None else past | own.isinf()
+            own = torch.where(past, 0.0, own)  # also where the scale is 0: 0 * inf is NaN
+    own.mul_(scale)
     if arithmetic.scale_placement == "operands":  # [S3]
         operand_unit = max(UNIT, 0.0 if arithmetic.product_format is None else operand.unit_roundoff)
         own.mul_(1 + 4 * operand_unit).add_(magnitude, alpha=2 * operand_unit * (1 + operand_unit) * scale)
         floor = SMALLEST_FP32 * scale**0.5 * problem.head_dim
         own.add_(floor * (q.amax(-1, keepdim=True) + every_k.amax(-1).unsqueeze(-2)))
+    additive = problem.bias is not None or problem.alibi_slopes is not None or problem.softcap is not None
+    own = _after_the_product(own, problem, exact, arithmetic, machine, additive=additive)
     constant = arithmetic.scale_roundings * UNIT
-    rounded_scores = arithmetic.scale_placement == "scores" or (
+    may_grow = additive or arithmetic.scaled_score_format is not None
+    if safe and past is None and finite and not (may_grow and not _all_small(own, exact)):
+        return ScoreError(own if visible is None else own.mul_(visible), constant, additive, None, visible)
+    sizes = torch.where(exact.visible, exact.scores.abs(), 0.0)
+    over = own.isinf() | (scale * magnitude >= FP32_MAX) | (sizes >= FP32_MAX)
+    over = over if past is None else over | past
+    own = own if past is None else torch.where(past, torch.inf, own)
+    rows = (exact.visible & over).any(-1)
+    return ScoreError(torch.where(exact.visible, own, 0.0), constant, additive, rows, visible)
+
+
+def _all_small(own: Tensor, exact: ForwardQuantities) -> bool:
+    """No score error is infinite, no score past fp32's largest number."""
+    if not own.numel():
+        return True
+    largest = float(exact.scores.abs().nan_to_num_(0.0, 0.0).amax())
+    return largest < FP32_MAX and math.isfinite(float(own.amax()))
+
+
+def _after_the_product(
+    own: Tensor,
+    problem: Problem,
+    exact: ForwardQuantities,
+    arithmetic: Arithmetic,
+    machine: Machine,
+    *,
+    additive: bool,
+) -> Tensor:
+    """Terms [S4] to [S8] added to ``own``, in place where that can be."""
+    rounded = arithmetic.scale_placement == "scores" or (
         arithmetic.scale_placement == "exponent_fma" and not machine.fused_multiply_add
     )
-    additive = problem.bias is not None or problem.alibi_slopes is not None or problem.softcap is not None
-    if rounded_scores or additive:
-        products = exact.products.abs()
-        if rounded_scores:  # [S4]
-            own.mul_(1 + UNIT).add_(products, alpha=UNIT)
-        if problem.softcap is not None:  # [S5]
-            own.add_(products.clamp(max=0.4478 * problem.softcap), alpha=3 * UNIT)
-            own.add_((machine.tanh_error + UNIT) * problem.softcap)
-            products.clamp_(max=problem.softcap)
-        if additive:  # [S6], with |added| <= |s| + |product|
-            sizes = exact.scores.abs().nan_to_num_(0.0, 0.0)
-            own.add_(sizes, alpha=5 * UNIT).add_(products, alpha=3 * UNIT + constant)
-            may_overflow |= bool(sizes.numel()) and float(sizes.amax()) >= FP32_MAX
-    rows = None
-    if may_overflow or not finite:
-        sizes = torch.where(exact.visible, exact.scores.abs(), 0.0)
-        past = magnitude * growth >= FP32_MAX
-        rows = (exact.visible & (past | (scale * magnitude >= FP32_MAX) | (sizes >= FP32_MAX))).any(-1)
-        own = torch.where(exact.visible, torch.where(past, torch.inf, own), 0.0)
-    elif visible is not None:
-        own.mul_(visible)
-    return ScoreError(own, constant, additive, rows, visible)
+    products = exact.products.abs() if rounded or additive else None
+    if rounded and products is not None:  # [S4]
+        own.mul_(1 + UNIT).add_(products, alpha=UNIT)
+    if problem.softcap is not None and products is not None:  # [S5]
+        own.add_(products.clamp(max=0.4478 * problem.softcap), alpha=3 * UNIT)
+        own.add_((machine.tanh_error + UNIT) * problem.softcap)
+        products.clamp_(max=problem.softcap)
+    again, fmt = arithmetic.score_roundings, arithmetic.scaled_score_format
+    if not (additive or again or fmt is not None):
+        return own
+    sizes = exact.scores.abs().nan_to_num_(0.0, 0.0)
+    if additive and products is not None:  # [S6], with |added| <= |s| + |product|
+        own.add_(sizes, alpha=5 * UNIT)
+        own.add_(products, alpha=3 * UNIT + arithmetic.scale_roundings * UNIT)
+    if again:  # [S7]
+        own.mul_(1 + again * UNIT).add_(sizes, alpha=again * UNIT)
+    if fmt is not None:  # [S8]
+        reach = sizes + own
+        own = own + torch.where(reach >= fmt.overflow_threshold, torch.inf, half_ulp(reach, fmt))
+    return own
 
 
 def _product_error(magnitude: Tensor, q: Tensor, k: Tensor, operand: Format, unit: Accumulator) -> Tensor:
