@@ -66,7 +66,7 @@ class TensorSummary:
         if is_worst:
             self.worst, self.worst_spec = worst, spec
         self.detail.add(measured, spec, is_worst)
-        if "ordinary" in FAMILIES[spec.family].properties:
+        if "ordinary" in FAMILIES[spec.family].properties and spec.gradient == "normal":
             self.rms_all.add(measured)
             if measured.gates:
                 self.rms.add(measured)

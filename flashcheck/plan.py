@@ -10,6 +10,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
+import torch
+
+from flashcheck.checks.judged import on_device
 from flashcheck.errors import ArgumentError, UnknownNameError
 from flashcheck.inputs.combinations import Covering
 from flashcheck.inputs.coverage import required
@@ -42,6 +45,9 @@ LEVELS: dict[str, Level] = {
 
 DEFAULT_LEVEL = "standard"
 DEFAULT_SEED = 20260  # fixed: two runs of one version judge the same problems
+
+LARGEST_TILE = 512
+"""Tiles above this are not tried at their edges: such problems take too long in an interpreter."""
 
 _ATTEMPTS = 200
 
@@ -85,6 +91,7 @@ def make_plan(
     dtypes: tuple[str, ...] = (),
     max_cases: int | None = None,
     seed: int = DEFAULT_SEED,
+    device: str = "cpu",
 ) -> Plan:
     """The plan for a kernel.
 
@@ -93,6 +100,7 @@ def make_plan(
         dtypes: narrows the declared ones; empty: all.
         max_cases: problems per dtype in place of the level's number.
         seed: of all random draws.
+        device: where the kernel will run; the tile sizes that it declares there set some lengths.
 
     Raises:
         UnknownNameError: for a level that does not exist or a dtype that the kernel does not declare.
@@ -110,7 +118,8 @@ def make_plan(
     unplanned: dict[str, tuple[str, ...]] = {}
     forbidden = 0
     for dtype in chosen:
-        specs, missing, excluded = _specs(capabilities, dtype, LEVELS[level], max_cases, seed)
+        edges = tile_edges(kernel, dtype, device)
+        specs, missing, excluded = _specs(capabilities, dtype, LEVELS[level], max_cases, seed, edges)
         checks = assigned([spec for spec, _ in specs], dtype == chosen[0])
         cases += [Case(spec, names, why) for (spec, why), names in zip(specs, checks, strict=True)]
         forbidden = max(forbidden, excluded)
@@ -120,7 +129,12 @@ def make_plan(
 
 
 def _specs(
-    capabilities: Capabilities, dtype: str, level: Level, max_cases: int | None, seed: int
+    capabilities: Capabilities,
+    dtype: str,
+    level: Level,
+    max_cases: int | None,
+    seed: int,
+    edges: tuple[tuple[int, int], ...],
 ) -> tuple[list[tuple[ProblemSpec, str]], tuple[str, ...], int]:
     """Specs with what each is there for; declared features without a legal problem; excluded combinations."""
     rng = random.Random(f"{seed}/{dtype}")
@@ -139,6 +153,10 @@ def _specs(
         if spec.family in unused:
             unused.remove(spec.family)
         specs.append((spec, label))
+    for lengths in edges if level.strength > 1 else ():
+        spec = _legal(rng, capabilities, dtype, Wishes(lengths=lengths, family=_next(unused, families, rng)))
+        if spec is not None:
+            specs.append((spec, f"tile edge {lengths[0]} x {lengths[1]}"))
     # A given number of problems is kept to; combinations that then stay open make a run incomplete.
     covering = Covering.of(capabilities, level.strength)
     for spec, _ in specs:
@@ -155,6 +173,24 @@ def _specs(
             break
         specs.append((spec, ""))
     return specs[:total], tuple(missing), len(covering.forbidden)
+
+
+def tile_edges(kernel: Kernel, dtype: str, device: str) -> tuple[tuple[int, int], ...]:
+    """(Nq, Nk) just under, at and just over the tile sizes that the kernel declares, and over two of them."""
+    low, high = kernel.capabilities.head_dim
+    dim = min(max(64, low), high)
+    spec = ProblemSpec(dtype=dtype, num_queries=128, num_keys=128, head_dim=dim, value_dim=dim)
+    try:
+        declared = kernel.arithmetic(on_device(spec.outline(), torch.device(device)))
+    except (ArgumentError, RuntimeError, KeyError):
+        return ()
+    sizes = [t for t in (declared.block_keys,) if t is not None and t <= LARGEST_TILE]
+    rows = [t for t in (declared.block_queries,) if t is not None and t <= LARGEST_TILE]
+    edges = [(17, t + step) for t in sizes for step in (-1, 0, 1)] + [(33, 2 * t + 1) for t in sizes]
+    edges += [(t + step, 17) for t in rows for step in (-1, 1)]
+    if not kernel.capabilities.cross_lengths:
+        edges = [(max(pair), max(pair)) for pair in edges if max(pair) <= 257]
+    return tuple(dict.fromkeys(pair for pair in edges if min(pair) > 0))
 
 
 def _next(unused: list[str], families: list[str], rng: random.Random) -> str:

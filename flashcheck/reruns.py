@@ -49,7 +49,7 @@ ALTERNATE = ("backward.bound", "backward.algorithm", "relation.gradient_sums")
 
 def _positional(spec: ProblemSpec) -> bool:
     hides = (spec.causal, spec.window, spec.key_lengths, spec.segments)
-    return spec.alibi or any(x is not None for x in hides)
+    return bool(spec.alibi) or any(x is not None for x in hides)
 
 
 _SUITS: dict[str, Callable[[ProblemSpec], bool]] = {

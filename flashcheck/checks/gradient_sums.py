@@ -33,7 +33,7 @@ def _grouped(judged: Judged, x: Tensor) -> Tensor:
     return torch.unflatten(x, 1, (judged.problem.num_kv_heads, judged.problem.group)).sum(2)
 
 
-@check("relation.gradient_sums", faults="ILPV", reruns=0)
+@check("relation.gradient_sums", faults="ILPV", reruns=3)
 def gradient_sums(judged: Judged) -> Record:
     """Columns of dV sum to those of dO; sum V dV = sum O dO; sum Q dQ = sum K dK, for every key/value head.
 

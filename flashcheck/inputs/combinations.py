@@ -12,8 +12,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from flashcheck.inputs.problems import GROUPED_HEADS, HEADS, MAX_ROWS, USUAL_HEAD_DIMS, head_dims
-from flashcheck.inputs.spec import BIAS_KINDS, MASK_KINDS, ProblemSpec
+from flashcheck.inputs.problems import GRADIENTS, GROUPED_HEADS, HEADS, MAX_ROWS, USUAL_HEAD_DIMS, head_dims
+from flashcheck.inputs.spec import ALIBI_KINDS, BIAS_KINDS, MASK_KINDS, SINK_KINDS, ProblemSpec
 from flashcheck.kernel import Capabilities
 
 Choice = tuple[str, str]
@@ -47,15 +47,15 @@ def factors(capabilities: Capabilities) -> dict[str, tuple[str, ...]]:
     if "window" in options:
         found["window"] = ("none", *WINDOWS)
     if "mask" in options:
-        kinds = MASK_KINDS if capabilities.empty_rows else [m for m in MASK_KINDS if m != "holes"]
-        found["mask"] = ("none", *kinds)
+        found["mask"] = ("none", *(m for m in MASK_KINDS if m != "holes" or capabilities.empty_rows))
     if "bias" in options:
         found["bias"] = ("none", *BIAS_KINDS)
     if "softcap" in options:
         found["softcap"] = ("none", *SOFTCAPS)
-    for name in ("alibi_slopes", "sink", "key_lengths", "cu_seqlens"):
+    kinds = {"alibi_slopes": ALIBI_KINDS, "sink": SINK_KINDS, "key_lengths": (), "cu_seqlens": ()}
+    for name, special in kinds.items():
         if name in options:
-            found[name] = ("none", "set")
+            found[name] = ("none", "set", *special)
     found["heads"] = ("equal", "grouped") if capabilities.gqa else ("equal",)
     found["value dim"] = ("same", "other") if capabilities.value_dim_differs else ("same",)
     found["lengths"] = ("Nq = Nk", "Nq < Nk", "Nq > Nk") if capabilities.cross_lengths else ("Nq = Nk",)
@@ -72,8 +72,8 @@ def choices_of(spec: ProblemSpec, capabilities: Capabilities) -> frozenset[Choic
         "mask": spec.mask or "none",
         "bias": bias,
         "softcap": "none" if spec.softcap is None else _word(SOFTCAPS, spec.softcap),
-        "alibi_slopes": "set" if spec.alibi else "none",
-        "sink": "set" if spec.sink else "none",
+        "alibi_slopes": _switch(spec.alibi),
+        "sink": _switch(spec.sink),
         "key_lengths": "set" if spec.key_lengths is not None else "none",
         "cu_seqlens": "set" if spec.segments is not None else "none",
         "heads": "grouped" if spec.num_heads > spec.num_kv_heads else "equal",
@@ -82,6 +82,10 @@ def choices_of(spec: ProblemSpec, capabilities: Capabilities) -> frozenset[Choic
     }
     declared = factors(capabilities)
     return frozenset((f, str(words[f])) for f, values in declared.items() if words[f] in values)
+
+
+def _switch(value: bool | str) -> str:
+    return value if isinstance(value, str) else "set" if value else "none"
 
 
 def _word(table: dict[str, Any], value: object) -> str:
@@ -223,11 +227,17 @@ def build(
         window=WINDOWS.get(row.get("window", "none")),
         mask=None if mask == "none" else mask,
         bias=False if bias == "none" else bias,
-        alibi=row.get("alibi_slopes") == "set",
+        gradient=rng.choice(GRADIENTS),
+        alibi=_kind(row.get("alibi_slopes", "none")),
         softcap=SOFTCAPS.get(row.get("softcap", "none")),
-        sink=row.get("sink") == "set",
+        sink=_kind(row.get("sink", "none")),
         key_lengths=lengths,
         segments=segments,
         family=family,
         seed=rng.randrange(2**31),
     )
+
+
+def _kind(word: str) -> bool | str:
+    """The inverse of ``_switch``."""
+    return {"none": False, "set": True}.get(word, word)

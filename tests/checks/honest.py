@@ -65,7 +65,8 @@ def count(kernel: Kernel, cases: int, seed: int, names: tuple[str, ...]) -> tupl
             counts[f"{name} {record.status}"] += 1
             if record.failed and not CHECKS[name].grouped:
                 failures.append(f"{kernel.name} {name}: {record.message}\n    {spec.to_json()}")
-        if "ordinary" in FAMILIES[spec.family].properties and judged.answers():
+        ordinary = "ordinary" in FAMILIES[spec.family].properties and spec.gradient == "normal"
+        if ordinary and judged.answers():
             measured = dict(judged.measured)
             if kernel.backward is not None and judged.backward_defined and judged.differentiates():
                 measured |= judged.measured_gradients
