@@ -40,8 +40,9 @@ def test_gradient_sums_reject_a_gradient_that_is_a_factor_off(tensor: str) -> No
         return {**got, tensor: (got[tensor].float() * 1.25).to(got[tensor].dtype)}
 
     check = check_named("relation.gradient_sums")
-    assert check.on(trusted(replace(honest, backward=backward), SPEC.build())).failed
-    assert check.on(trusted(honest, SPEC.build())).status == "pass"
+    problem = replace(SPEC, dtype="fp32").build()  # in 16 bits the bounds of a whole sum hide a factor
+    assert check.on(trusted(replace(honest, backward=backward), problem)).failed
+    assert check.on(trusted(honest, problem)).status == "pass"
 
 
 def test_score_gradient_rejects_a_backward_without_delta() -> None:
