@@ -16,6 +16,8 @@ EVERY: dict[str, int] = {
     "special.nonfinite": 12,
     "isolation.buffers": 12,
     "bitwise.repeat": 8,
+    "backward.own_forward": 8,
+    "backward.end_to_end": 8,
     "influence.forward": 8,
     "bitwise.batch": 10,
     "influence.perturbed": 16,

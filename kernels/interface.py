@@ -199,6 +199,7 @@ flash_attention.__flashcheck__ = {  # type: ignore[attr-defined]
         "batch_invariant": True,
         "rejects_illegal": True,
         "gradients": ["dq", "dk", "dv", "dbias", "dsink"],
+        "dlse": True,
     },
     "arithmetic": arithmetic,
 }

@@ -46,6 +46,7 @@ def as_kernel(arithmetic: Arithmetic, machine: Machine = IEEE, *, name: str) -> 
             batch_invariant=True,
             devices=("cpu",),
             gradients=GRADIENT_NAMES,
+            dlse=True,
         ),
         arithmetic=lambda problem: declared,  # noqa: ARG005
         machine=lambda device: machine,  # noqa: ARG005
