@@ -98,12 +98,14 @@ def test_accuracy_alone_does_not_see_faults_of_relations(name: str) -> None:
 
 
 def test_every_check_has_a_fault_that_it_is_for() -> None:
-    """Or a reason why no kernel can show it: see tests/checks/test_shared_faults.py for the last four."""
+    """Or a test of its own: for the last four tests/checks/test_shared_faults.py."""
     expected = {m.caught_by for m in MUTANTS.values()}
     elsewhere = {
         "isolation.buffers",  # tests/checks/test_checks_fail.py: reads and writes around the data
         "forward.algorithm",  # golden of the declared tiling: tests/checks/test_checks_fail.py
         "backward.algorithm",
+        "backward.own_forward",  # tests/bounds/test_modes.py
+        "backward.end_to_end",
         "backward.rms",
         "state.fresh_process",
         "option.effect",
