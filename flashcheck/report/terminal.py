@@ -81,7 +81,7 @@ def tensor_table(certificate: Certificate) -> Table:
             t.tensor,
             f"{t.cases:,}",
             f"{t.elements:,}",
-            _number(t.worst_margin),
+            number(t.worst_margin),
             place(t, certificate.problems),
             _ratio(t),
             f"{t.special_passed}/{t.special_total}",
@@ -128,14 +128,15 @@ def finding_lines(kernel: str, finding: FindingPart) -> list[Text]:
     return lines[:_LINES_PER_FINDING]
 
 
-def _number(x: float) -> str:
+def number(x: float) -> str:
+    """Three decimals, or three digits where it is large."""
     return "inf" if math.isinf(x) else f"{x:.3f}" if x < 1000 else f"{x:.3g}"
 
 
 def _ratio(t: TensorPart) -> str:
     if t.rms_ratio is None:
         return "-"
-    return _number(t.rms_ratio) + ("" if t.rms_judged else " *")
+    return number(t.rms_ratio) + ("" if t.rms_judged else " *")
 
 
 def place(t: TensorPart, problems: dict[str, dict[str, Any]]) -> str:
