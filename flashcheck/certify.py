@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -92,6 +92,8 @@ class Outcome:
     Attributes:
         tensors: (dtype, tensor) -> summary. checks: (dtype, check) -> status -> count.
         slack: (dtype, family, tensor) -> median of bound / |error| of each problem.
+        rungs: (dtype, family, pass) -> rung of the oracle -> rows that it served ("unresolved": rows whose
+            reference is not proved good enough).
         missing: dtype -> declared features that were not judged.
         durations: dtype -> seconds spent on its problems.
         stopped: why the run ended early, or "".
@@ -101,6 +103,7 @@ class Outcome:
     tensors: dict[tuple[str, str], TensorSummary] = field(default_factory=lambda: defaultdict(TensorSummary))
     checks: dict[tuple[str, str], dict[Status, int]] = field(default_factory=dict)
     slack: dict[tuple[str, str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    rungs: dict[tuple[str, str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     findings: list[Finding] = field(default_factory=list)
     missing: dict[str, tuple[str, ...]] = field(default_factory=dict)
     judge_faults: list[str] = field(default_factory=list)
@@ -247,6 +250,8 @@ def _judge_case(
                 outcome.tensors[spec.dtype, tensor].add(measured, spec)
                 if measured.elements:
                     outcome.slack[spec.dtype, spec.family, tensor].append(measured.slack)
+            for name, rows in judged.rungs.items():
+                outcome.rungs[spec.dtype, spec.family, name] += rows
             seen[spec.dtype] |= covered(spec, problem)
     except JudgeError as error:
         outcome.judge_faults.append(str(error))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -11,8 +14,16 @@ from torch import Tensor
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds.backward import backward_bound
 from flashcheck.bounds.forward import forward_bound
+from flashcheck.bounds.pairs import Given
 from flashcheck.bounds.result import BackwardBound, ForwardBound
 from flashcheck.checks.measure import Measured, measure
+from flashcheck.checks.reference import (
+    BackwardReference,
+    ForwardReference,
+    backward_reference,
+    forward_reference,
+)
+from flashcheck.errors import ArgumentError
 from flashcheck.formats import round_nearest
 from flashcheck.kernel import ForwardResult, Kernel
 from flashcheck.oracle import fp64
@@ -56,8 +67,9 @@ class Judged:
         Raises KernelError where the kernel raised or returned something of another shape.
         """
         problem = self.problem if problem is None else problem
-        moved = on_device(problem, self.device)
         try:
+            # A kernel that faults on a GPU makes every later call fail, copies included.
+            moved = on_device(problem, self.device)
             result = self.kernel.forward(moved)
             out = result.out.detach().cpu()
             lse = None if result.lse is None else result.lse.detach().cpu()
@@ -80,9 +92,19 @@ class Judged:
 
     @cached_property
     def rules(self) -> Rules:
-        """Declared arithmetic and machine for this problem on this device."""
-        probe = self.problem if self.device.type == "cpu" else on_device(self.problem, self.device)
-        return Rules(self.kernel.arithmetic(probe), self.kernel.machine(self.device))
+        """Declared arithmetic and machine for this problem on this device.
+
+        Raises KernelError where the declaration cannot be had: the kernel's own code gives it, and after
+        a fault on a GPU no tensor reaches the device any more. ArgumentError passes: a device that no
+        machine describes is the user's to change.
+        """
+        try:
+            moved = on_device(self.problem, self.device)
+            return Rules(self.kernel.arithmetic(moved), self.kernel.machine(self.device))
+        except ArgumentError:
+            raise
+        except Exception as error:
+            raise KernelError(f"the declaration raised {type(error).__name__}: {error}") from error
 
     @cached_property
     def _answer(self) -> ForwardResult | KernelError:
@@ -103,24 +125,48 @@ class Judged:
         return self._answer
 
     @cached_property
-    def exact(self) -> ForwardQuantities:
-        try:
-            return fp64.forward(self.problem)
-        except Exception as error:
-            raise JudgeError(
-                f"the oracle failed on {self.problem.describe()}: {type(error).__name__}: {error}"
-            ) from error
+    def _forward(self) -> tuple[ForwardReference, ForwardBound]:
+        """The oracle's forward from the rungs that this kernel's bound asks for, and that bound."""
+        with self._blame("oracle"):
+            low = fp64.forward(self.problem)
+        bound = self._bound_of(low)
+        result = self._answer if isinstance(self._answer, ForwardResult) else None
+        with self._blame("oracle"):
+            reference = forward_reference(self.problem, low, bound, result)
+        return reference, self._bound_of(reference.quantities) if reference.climbed else bound
 
-    @cached_property
-    def bound(self) -> ForwardBound:
+    def _bound_of(self, exact: ForwardQuantities) -> ForwardBound:
+        rules = self.rules
+        with self._blame("bound"):
+            return forward_bound(self.problem, exact, rules.arithmetic, rules.machine)
+
+    @contextmanager
+    def _blame(self, part: str) -> Iterator[None]:
         try:
-            return forward_bound(self.problem, self.exact, self.rules.arithmetic, self.rules.machine)
-        except JudgeError:
+            yield
+        except (JudgeError, KernelError):
             raise
         except Exception as error:
             raise JudgeError(
-                f"the bound failed on {self.problem.describe()}: {type(error).__name__}: {error}"
+                f"the {part} failed on {self.problem.describe()}: {type(error).__name__}: {error}"
             ) from error
+
+    @property
+    def exact(self) -> ForwardQuantities:
+        """The oracle's forward: float64, and higher rungs for the rows that need them."""
+        return self._forward[0].quantities
+
+    @property
+    def bound(self) -> ForwardBound:
+        return self._forward[1]
+
+    @property
+    def rungs(self) -> dict[str, Counter[str]]:
+        """Pass -> rung -> rows that it served, for the passes judged so far."""
+        done = {"forward": self._forward[0].rows}
+        if "_backward" in self.__dict__:
+            done["backward"] = self._backward[0].rows
+        return done
 
     @cached_property
     def empty_rows(self) -> Tensor:
@@ -167,13 +213,14 @@ class Judged:
         backward = self.kernel.backward
         if backward is None:
             raise KernelError("no backward is declared")
-        moved = on_device(self.gradient_problem, self.device)
+        problem, stored = self.gradient_problem, self.stored
         try:
-            raw = backward(moved, *(x.to(self.device) for x in self.stored))
+            moved = on_device(problem, self.device)
+            raw = backward(moved, *(x.to(self.device) for x in stored))
             result = {name: x.detach().cpu() for name, x in raw.items()}
         except Exception as error:
             raise KernelError(f"the backward raised {type(error).__name__}: {error}") from error
-        for name, exact in self._exact_by_name().items():
+        for name, exact in self._exact_by_name().items():  # shapes alone: float64's do
             if name not in result:
                 raise KernelError(f"the backward returned no {name}")
             if result[name].shape != exact.shape:
@@ -189,35 +236,48 @@ class Judged:
         except KernelError:
             return False
 
+    @property
+    def _given(self) -> tuple[Tensor, Tensor] | None:
+        """The stored O and LSE; None for an eager kernel, whose backward reads its own P."""
+        return None if self.rules.arithmetic.normalise == "before_product" else self.stored
+
     @cached_property
+    def _low_gradients(self) -> BackwardQuantities:
+        problem, given = self.gradient_problem, self._given or ()
+        with self._blame("oracle"):
+            return fp64.backward(problem, *given)
+
+    @cached_property
+    def _backward(self) -> tuple[BackwardReference, BackwardBound]:
+        """The oracle's gradients from the rungs that this kernel's bound asks for, and that bound."""
+        bound = self._backward_bound_of(self._low_gradients)
+        answer = self.gradients if self.differentiates() else {}
+        with self._blame("oracle"):
+            reference = backward_reference(
+                self.gradient_problem, self.exact, self._low_gradients, bound, answer, self._given
+            )
+        return reference, self._backward_bound_of(reference.quantities) if reference.climbed else bound
+
+    @property
     def exact_gradients(self) -> BackwardQuantities:
-        """The oracle's gradients, given the stored O and LSE; from scratch for an eager kernel, whose
-        backward reads its own P."""
-        eager = self.rules.arithmetic.normalise == "before_product"
-        return fp64.backward(self.gradient_problem, *(() if eager else self.stored))
+        """The oracle's gradients, given the stored O and LSE; from scratch for an eager kernel."""
+        return self._backward[0].quantities
+
+    @property
+    def backward_bound(self) -> BackwardBound:
+        return self._backward[1]
+
+    def _backward_bound_of(self, exact: BackwardQuantities) -> BackwardBound:
+        rules, problem, given = self.rules, self.gradient_problem, Given(*self.stored)
+        forward, scores = self.exact, self.bound.scores
+        with self._blame("bound"):
+            return backward_bound(problem, forward, exact, given, rules.arithmetic, rules.machine, scores)
 
     def _exact_by_name(self) -> dict[str, Tensor]:
-        exact = self.exact_gradients
+        exact = self._low_gradients
         named = {"dq": exact.dq, "dk": exact.dk, "dv": exact.dv, "dbias": exact.dbias, "dsink": exact.dsink}
         declared = self.kernel.capabilities.gradients
         return {name: x for name, x in named.items() if x is not None and name in declared}
-
-    @cached_property
-    def backward_bound(self) -> BackwardBound:
-        rules = self.rules
-        try:
-            return backward_bound(
-                self.gradient_problem,
-                self.exact,
-                self.exact_gradients,
-                *self.stored,
-                rules.arithmetic,
-                rules.machine,
-            )
-        except Exception as error:
-            raise JudgeError(
-                f"the bound failed on {self.problem.describe()}: {type(error).__name__}: {error}"
-            ) from error
 
     @cached_property
     def measured_gradients(self) -> dict[str, Measured]:

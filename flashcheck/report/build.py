@@ -34,6 +34,7 @@ from flashcheck.report.certificate import (
     HistogramPart,
     KernelPart,
     MachinePart,
+    OraclePart,
     PointsPart,
     RunPart,
     SlackPart,
@@ -106,6 +107,18 @@ def certificate_of(
                 problems=len(outcome.slack[dtype, family, tensor]),
             )
             for (dtype, family, tensor), median in outcome.median_slack().items()
+        ],
+        oracle=[
+            OraclePart(
+                dtype=dtype,
+                family=family,
+                direction="forward" if direction == "forward" else "backward",
+                fp64=rows["fp64"],
+                double_double=rows["double-double"],
+                exact=rows["exact"],
+                unresolved=rows["unresolved"],
+            )
+            for (dtype, family, direction), rows in sorted(outcome.rungs.items())
         ],
         coverage=CoveragePart(
             required=list(required(kernel.capabilities)),

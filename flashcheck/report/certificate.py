@@ -174,6 +174,19 @@ class SlackPart(_Part):
     problems: int
 
 
+class OraclePart(_Part):
+    """Rows of one family that each rung of the oracle served; ``unresolved``: those whose reference is
+    not proved good enough by any rung."""
+
+    dtype: str
+    family: str
+    direction: Literal["forward", "backward"]
+    fp64: int
+    double_double: int
+    exact: int
+    unresolved: int
+
+
 class CoveragePart(_Part):
     """What the declaration obliges, per dtype, and what was not judged of it."""
 
@@ -212,6 +225,7 @@ class Certificate(_Part):
     checks: list[CheckPart]
     findings: list[FindingPart]
     slack: list[SlackPart]
+    oracle: list[OraclePart] = []
     coverage: CoveragePart
     problems: dict[str, dict[str, Any]]
     """Problem id -> the spec that rebuilds it exactly (``flashcheck.inputs.spec.ProblemSpec``)."""
