@@ -33,7 +33,7 @@ OPTIONS = (
     "--flashcheck-level",
     "quick",
     "--flashcheck-max-cases",
-    "12",
+    "5",
     "-rA",
 )
 
