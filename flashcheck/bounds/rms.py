@@ -77,7 +77,9 @@ def forward_sigma(
         total = total + drift_total.square()
         variance.add_((weighted(problem, drift, rows.values) - out * drift_total).square())
     total = total + 3 * (ROUNDING_RMS * UNIT * rows.row_max).square()
-    total = total + (0.25 * machine.log_absolute) ** 2
+    log_sum = torch.log(rows.row_sum).abs()
+    logarithm = (machine.log_relative * log_sum).clamp(min=machine.log_absolute) / 1.73
+    total = total + torch.where(log_sum == 0, 0.0, logarithm).square()
     return variance.sqrt_(), total.sqrt_()
 
 
