@@ -225,7 +225,7 @@ def _fp8_kernel(name: str) -> Callable[..., Tensor | tuple[Tensor, Tensor]]:
         }
 
     declared = dict(flash_attention.__flashcheck__)  # type: ignore[attr-defined]
-    # The backward multiplies in bf16, which the protocol cannot say yet of fp8 inputs: the forward is declared.
+    # The backward multiplies in bf16, which the protocol cannot say yet of fp8 inputs.
     del declared["backward"]
     capabilities = {**declared["capabilities"], "dtypes": [name]}
     del capabilities["gradients"]
