@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.hopper.calls import simple
 from kernels.launch import device_of, pair_arguments, pair_constants
 from kernels.masking import row_sees_any, segment, tile_range
 from kernels.options import Options
@@ -209,7 +210,8 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[T
     if lse.numel() == 0:
         return out, lse
     sizes = (head_dim, value_dim, options.longest_q, options.longest_k)
-    tile = forward_tile(q.device.type, q.element_size(), *sizes, data_mask=options.data_mask)
+    kind = {"data_mask": options.data_mask, "simple": simple(options)}
+    tile = forward_tile(q.device.type, q.element_size(), *sizes, **kind)
     num_tiles = triton.cdiv(options.longest_q, tile.block_m)
     with device_of(q):
         _forward_kernel[(num_tiles * options.segments * heads,)](

@@ -13,6 +13,10 @@ from kernels.backward_delta import launch_delta
 from kernels.backward_dkdv import launch_dkdv
 from kernels.backward_dq import launch_dq
 from kernels.forward_kernel import launch_forward
+from kernels.hopper.backward_dkdv import launch_hopper_dkdv
+from kernels.hopper.backward_dq import launch_hopper_dq
+from kernels.hopper.calls import takes
+from kernels.hopper.forward import launch_hopper_forward
 from kernels.options import check_gradients, check_tensors, parse_options
 
 
@@ -21,6 +25,8 @@ def run_forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor
     check_tensors(q, k, v)
     parsed = parse_options(q, k, **options)
     interpreter.repair()
+    if takes(q, k, v, parsed):
+        return launch_hopper_forward(q, k, v, parsed)
     return launch_forward(q, k, v, parsed)
 
 
@@ -42,8 +48,14 @@ def run_backward(
     parsed = parse_options(q, k, **options)
     interpreter.repair()
     delta = launch_delta(dout, out, dlse)
-    gradients = {"dq": launch_dq(dout, q, k, v, lse, delta, parsed)}
-    gradients["dk"], gradients["dv"] = launch_dkdv(dout, q, k, v, lse, delta, parsed)
+    gradients = {}
+    if takes(q, k, v, parsed, dout):
+        lse = lse if lse.stride(2) == 1 else lse.contiguous()
+        gradients["dq"] = launch_hopper_dq(dout, q, k, v, lse, delta, parsed)
+        gradients["dk"], gradients["dv"] = launch_hopper_dkdv(dout, q, k, v, lse, delta, parsed)
+    else:
+        gradients["dq"] = launch_dq(dout, q, k, v, lse, delta, parsed)
+        gradients["dk"], gradients["dv"] = launch_dkdv(dout, q, k, v, lse, delta, parsed)
     bias, sink = options.get("bias"), options.get("sink")
     if bias is not None and bias_gradient:
         gradients["dbias"] = launch_dbias(dout, q, k, v, lse, delta, bias, parsed)

@@ -92,20 +92,25 @@ _BACKWARD: dict[tuple[str, int, str], dict[int, Tile]] = {
         256: Tile(16, 16, 4, 1),
     },
 }
-# The kernels of kernels/hopper, 16-bit: (kernel, head dim) -> tile of calls that see all keys, and of calls
-# with a band (causal, window).
+# The portable forward of calls that the kernels of kernels/hopper would take if their tensors lay right: as
+# many keys a tile as those, so that what is declared of a call does not depend on addresses.
+_FORWARD_SIMPLE: dict[tuple[str, int], dict[int, Tile]] = {("sm90", 2): {64: Tile(64, 128, 4, 2)}}
+# The kernels of kernels/hopper, 16-bit: (kernel, padded head dim) -> tile of calls that see all keys, and of
+# calls with a band (causal, window). The fastest of `kernels.bench.sweep` on an H200 (geometric mean over 1k,
+# 4k and 16k), judged and repeated; 8 warps in the backward where those cost under 5 %. 256 is not yet swept.
 _HOPPER: dict[tuple[str, int], tuple[Tile, Tile]] = {
-    ("forward", 64): (Tile(128, 64, 4, 3), Tile(128, 64, 4, 3)),
-    ("forward", 128): (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
+    ("forward", 64): (Tile(64, 128, 4, 2), Tile(64, 128, 4, 2)),
+    ("forward", 128): (Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
     ("forward", 256): (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
-    ("dkdv", 64): (Tile(64, 128, 8, 2), Tile(64, 128, 8, 2)),
-    ("dkdv", 128): (Tile(64, 128, 8, 1), Tile(64, 128, 8, 1)),
+    ("dkdv", 64): (Tile(64, 64, 4, 2), Tile(32, 64, 4, 3)),
+    ("dkdv", 128): (Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
     ("dkdv", 256): (Tile(32, 64, 8, 2), Tile(32, 64, 8, 2)),
-    ("dq", 64): (Tile(128, 128, 8, 2), Tile(128, 128, 8, 2)),
-    ("dq", 128): (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
+    ("dq", 64): (Tile(128, 64, 8, 4), Tile(128, 64, 8, 3)),
+    ("dq", 128): (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
     ("dq", 256): (Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
 }
-HOPPER_HEAD_DIMS = tuple(sorted({dim for _, dim in _HOPPER}))
+HOPPER_HEAD_DIMS = tuple(sorted({dim for _, dim in _HOPPER}))  # padded
+_SWEPT_HEAD_DIMS = (64, 128)
 # Other GPUs: what fits 100 KiB of shared memory.
 _SMALL_SHARED_MEMORY: dict[int, dict[int, Tile]] = {
     2: {64: Tile(64, 64, 4, 2), 128: Tile(64, 32, 4, 2), 256: Tile(32, 32, 4, 1)},
@@ -135,17 +140,23 @@ def forward_tile(
     num_queries: int,
     num_keys: int,
     data_mask: bool = False,
+    simple: bool = False,
 ) -> Tile:
-    """The forward's tile for a problem; the same call answers what a kernel declares about itself."""
+    """The forward's tile for a problem; the same call answers what a kernel declares about itself.
+
+    ``simple``: no more options than the kernels of kernels/hopper take (`kernels.hopper.calls`).
+    """
     arch = architecture(device_type)
     if arch == "interpreter":
         return Tile(_interpreter_side(num_queries), _interpreter_side(num_keys))
     key = (arch, element_bytes)
     by_dim = _FORWARD.get(key, _SMALL_SHARED_MEMORY[element_bytes])
+    if simple and hopper_has(element_bytes, head_dim, value_dim):
+        by_dim = {**by_dim, **_FORWARD_SIMPLE.get(key, {})}
     if data_mask:
         by_dim = _FORWARD_WITH_DATA_MASK.get(key, by_dim)
     if key == ("sm90", 2) and min(padded(head_dim), padded(value_dim)) <= 32:
-        return by_dim[32]  # one small dim is enough for the assembler's fault
+        return _entry(by_dim, 1, 1)  # one small dim is enough for the assembler's fault
     return _entry(by_dim, head_dim, value_dim)
 
 
@@ -169,13 +180,19 @@ def backward_tile(
     ]
 
 
+def hopper_has(element_bytes: int, head_dim: int, value_dim: int) -> bool:
+    """Whether kernels/hopper has swept tiles for these; rows are whole units of 16 bytes."""
+    swept = padded(head_dim) in _SWEPT_HEAD_DIMS
+    return element_bytes == 2 and head_dim == value_dim and head_dim % 8 == 0 and swept
+
+
 def hopper_tile(
     kernel: str, device_type: str, head_dim: int, banded: bool, num_queries: int, num_keys: int
 ) -> Tile:
     """The tile of a kernel of kernels/hopper: ``"forward"``, ``"dq"`` or ``"dkdv"``."""
     if architecture(device_type) == "interpreter":
         return Tile(_interpreter_side(num_queries), _interpreter_side(num_keys))
-    return _HOPPER[kernel, head_dim][banded]
+    return _HOPPER[kernel, padded(head_dim)][banded]
 
 
 def _entry(by_dim: dict[int, Tile], head_dim: int, value_dim: int) -> Tile:
