@@ -48,6 +48,12 @@ _FORWARD: dict[tuple[str, int], dict[int, Tile]] = {
         128: Tile(128, 64, 8, 2),
         256: Tile(128, 64, 8, 2),
     },
+    ("sm90", 1): {
+        32: Tile(64, 64, 2, 2),
+        64: Tile(128, 128, 8, 2),
+        128: Tile(128, 128, 8, 2),
+        256: Tile(128, 64, 8, 2),
+    },
     ("sm90", 4): {
         32: Tile(64, 32, 8, 1),
         64: Tile(64, 32, 8, 1),
@@ -62,6 +68,12 @@ _FORWARD_WITH_DATA_MASK: dict[tuple[str, int], dict[int, Tile]] = {
         32: Tile(64, 64, 2, 2),
         64: Tile(128, 64, 8, 2),
         128: Tile(128, 64, 8, 1),
+        256: Tile(64, 64, 8, 1),
+    },
+    ("sm90", 1): {
+        32: Tile(64, 64, 2, 2),
+        64: Tile(128, 128, 8, 1),
+        128: Tile(128, 128, 8, 1),
         256: Tile(64, 64, 8, 1),
     },
 }
@@ -92,6 +104,21 @@ _BACKWARD: dict[tuple[str, int, str], dict[int, Tile]] = {
         256: Tile(16, 16, 4, 1),
     },
 }
+# For score paths whose backward reads q and k twice, rounded and as they were given.
+_BACKWARD_TWO_COPIES: dict[tuple[str, int, str], dict[int, Tile]] = {
+    ("sm90", 2, "dkdv"): {
+        32: Tile(64, 64, 2, 2),
+        64: Tile(32, 64, 8, 2),
+        128: Tile(32, 64, 8, 1),
+        256: Tile(32, 32, 8, 1),
+    },
+    ("sm90", 2, "dq"): {
+        32: Tile(64, 64, 2, 2),
+        64: Tile(64, 64, 8, 2),
+        128: Tile(64, 64, 8, 1),
+        256: Tile(64, 32, 8, 1),
+    },
+}
 # The portable forward of calls that the kernels of kernels/hopper would take if their tensors lay right: as
 # many keys a tile as those, so that what is declared of a call does not depend on addresses.
 _FORWARD_SIMPLE: dict[tuple[str, int], dict[int, Tile]] = {("sm90", 2): {64: Tile(64, 128, 4, 2)}}
@@ -113,14 +140,15 @@ HOPPER_HEAD_DIMS = tuple(sorted({dim for _, dim in _HOPPER}))  # padded
 _SWEPT_HEAD_DIMS = (64, 128)
 # Other GPUs: what fits 100 KiB of shared memory.
 _SMALL_SHARED_MEMORY: dict[int, dict[int, Tile]] = {
+    1: {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 2), 256: Tile(64, 32, 4, 1)},
     2: {64: Tile(64, 64, 4, 2), 128: Tile(64, 32, 4, 2), 256: Tile(32, 32, 4, 1)},
     4: {64: Tile(32, 32, 4, 1), 128: Tile(32, 16, 4, 1), 256: Tile(16, 16, 4, 1)},
 }
 
 
-def padded(dim: int) -> int:
+def padded(dim: int, smallest: int = 16) -> int:
     """Power of two that holds ``dim``, 16 at least: what tl.arange and the matrix units accept."""
-    return max(16, 1 << (dim - 1).bit_length())
+    return max(smallest, 1 << max(dim - 1, 0).bit_length())
 
 
 @cache
@@ -144,18 +172,20 @@ def forward_tile(
 ) -> Tile:
     """The forward's tile for a problem; the same call answers what a kernel declares about itself.
 
-    ``simple``: no more options than the kernels of kernels/hopper take (`kernels.hopper.calls`).
+    Sizes are those of what enters the products: ``element_bytes`` is 1 for fp8, whose products take 32 keys
+    at least. ``simple``: no more options than the kernels of kernels/hopper take (`kernels.hopper.calls`).
     """
+    fp8 = element_bytes == 1
     arch = architecture(device_type)
     if arch == "interpreter":
-        return Tile(_interpreter_side(num_queries), _interpreter_side(num_keys))
+        return Tile(_interpreter_side(num_queries), max(_interpreter_side(num_keys), 32 if fp8 else 16))
     key = (arch, element_bytes)
     by_dim = _FORWARD.get(key, _SMALL_SHARED_MEMORY[element_bytes])
     if simple and hopper_has(element_bytes, head_dim, value_dim):
         by_dim = {**by_dim, **_FORWARD_SIMPLE.get(key, {})}
     if data_mask:
         by_dim = _FORWARD_WITH_DATA_MASK.get(key, by_dim)
-    if key == ("sm90", 2) and min(padded(head_dim), padded(value_dim)) <= 32:
+    if key in (("sm90", 2), ("sm90", 1)) and min(padded(head_dim), padded(value_dim)) <= 32:
         return _entry(by_dim, 1, 1)  # one small dim is enough for the assembler's fault
     return _entry(by_dim, head_dim, value_dim)
 
@@ -168,13 +198,21 @@ def backward_tile(
     value_dim: int,
     num_queries: int,
     num_keys: int,
+    two_copies: bool = False,
 ) -> Tile:
-    """The tile of backward kernel ``"dq"``, ``"dkdv"`` or ``"dbias"`` (which takes dq's)."""
+    """The tile of backward kernel ``"dq"``, ``"dkdv"`` or ``"dbias"`` (which takes dq's).
+
+    ``element_bytes`` are those of what enters the gradient's products; ``two_copies``: q and k are read
+    rounded and as they were given.
+    """
     arch = architecture(device_type)
     if arch == "interpreter":
         return Tile(_interpreter_side(num_queries), _interpreter_side(num_keys))
     kernel = "dq" if kernel == "dbias" else kernel
-    by_dim = _BACKWARD.get((arch, element_bytes, kernel), _SMALL_SHARED_MEMORY[element_bytes])
+    key = (arch, element_bytes, kernel)
+    by_dim = _BACKWARD.get(key, _SMALL_SHARED_MEMORY[element_bytes])
+    if two_copies:
+        by_dim = _BACKWARD_TWO_COPIES.get(key, by_dim)
     return by_dim[
         next(limit for limit in sorted(by_dim) if max(padded(head_dim), padded(value_dim)) <= limit)
     ]
