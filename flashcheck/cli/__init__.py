@@ -9,11 +9,12 @@ import sys
 
 import typer
 
-from flashcheck.cli import audit, certify, listing  # importing a command registers it; help shows this order
+# Importing a command registers it; help shows this order.
+from flashcheck.cli import audit, certify, golden, listing
 from flashcheck.cli.app import USAGE, app
 from flashcheck.errors import ArgumentError
 
-__all__ = ["app", "audit", "certify", "listing", "main"]
+__all__ = ["app", "audit", "certify", "golden", "listing", "main"]
 
 
 def main() -> None:
