@@ -57,7 +57,10 @@ class Answer:
 
 
 def answer(entry: Entry, extra_bits: int = FIRST_EXTRA_BITS) -> Answer:
-    """The exact answer to an entry, tried first with ``extra_bits`` more than its scores need."""
+    """The exact answer to an entry, tried first with ``extra_bits`` more than its scores need.
+
+    Gradients are left out where O or LSE overflows the format that it is stored in.
+    """
     problem = cleaned(entry.problem)
     forward, ties = _decided(extra_bits, problem, lambda bits: arb.forward(problem, bits), ("out", "lse"))
     if "NonFinite" in entry.flags:
@@ -65,6 +68,8 @@ def answer(entry: Entry, extra_bits: int = FIRST_EXTRA_BITS) -> Answer:
     if problem.dout is None:
         return Answer(forward, ties)
     out, lse = stored_forward(entry.problem, forward)
+    if not bool((torch.isfinite(lse) | (lse == -torch.inf)).all()) or not bool(torch.isfinite(out).all()):
+        return Answer(forward, ties)  # nothing to differentiate from: what is stored has overflowed
     backward, more = _decided(
         extra_bits, problem, lambda bits: arb.backward(problem, out, lse, bits), GRADIENTS
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ class Entry:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Group:
     """A file of problems."""
 
@@ -92,8 +93,13 @@ class Group:
     about: str
     make: Callable[[], Iterator[Entry]]
 
-    def entries(self) -> list[Entry]:
+    @cached_property
+    def _entries(self) -> list[Entry]:
         return list(self.make())
+
+    def entries(self) -> list[Entry]:
+        """All of them, made once."""
+        return self._entries
 
 
 GROUPS: dict[str, Group] = {}

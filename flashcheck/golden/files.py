@@ -203,8 +203,11 @@ def _sha256(content: bytes) -> str:
 
 
 def damaged(folder: Path) -> Iterator[str]:
-    """Files that differ from the manifest, one line each."""
-    listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+    """Files that differ from the manifest, one line each; raises ArgumentError where there is none."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise ArgumentError("--folder", str(folder), f"a folder with {MANIFEST}: flashcheck golden make")
+    listed = json.loads(path.read_text(encoding="utf-8"))["files"]
     for name, facts in listed.items():
         path = folder / name
         if not path.is_file():

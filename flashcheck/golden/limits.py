@@ -17,12 +17,14 @@ from torch import Tensor
 from flashcheck.arithmetic import ARITHMETICS, HOPPER, IEEE, Arithmetic, Machine
 from flashcheck.bounds.backward import backward_bound
 from flashcheck.bounds.forward import forward_bound
-from flashcheck.bounds.result import TensorBound
+from flashcheck.bounds.pairs import Given
+from flashcheck.bounds.result import BackwardBound, TensorBound
 from flashcheck.checks.reference import backward_reference, forward_reference
 from flashcheck.formats import BF16, FP32, Format
 from flashcheck.golden.answer import Tensors, stored_forward
 from flashcheck.golden.patterns import to_patterns
 from flashcheck.oracle import fp64
+from flashcheck.oracle.quantities import BackwardQuantities
 from flashcheck.problem import Problem
 
 KEPT_BITS = 6
@@ -102,16 +104,20 @@ def tensor_bounds(
         forward = forward_bound(problem, reference.quantities, arithmetic, machine)
     yield "out", forward.out
     yield "lse", forward.lse
-    if problem.dout is None:
-        return
+    if "dq" not in tensors or arithmetic.normalise == "before_product":
+        return  # an eager backward reads its own P, not what is stored
     out, lse = stored_forward(problem, tensors)
-    exact = fp64.backward(problem, out, lse)
-    given = (problem, reference.quantities)
-    backward = backward_bound(*given, exact, out, lse, arithmetic, machine)
-    served = backward_reference(*given, exact, backward, {}, (out, lse))
-    if served.climbed:
-        backward = backward_bound(*given, served.quantities, out, lse, arithmetic, machine)
-    yield from backward.tensors.items()
+    exact, quantities = fp64.backward(problem, out, lse), reference.quantities
+
+    def bound_of(gradients: BackwardQuantities) -> BackwardBound:
+        given = Given(out, lse)
+        return backward_bound(
+            problem, quantities, gradients, given, arithmetic, machine, forward.scores, with_scale=True
+        )
+
+    backward = bound_of(exact)
+    served = backward_reference(problem, quantities, exact, backward, {}, (out, lse))
+    yield from (bound_of(served.quantities) if served.climbed else backward).tensors.items()
 
 
 def codes(bound: Tensor, legal: Tensor) -> list[int]:
@@ -132,7 +138,8 @@ def _rounded_up(x: float) -> float:
     return up if up <= BF16.max_finite else math.inf
 
 
-def decoded(code: int) -> tuple[float, bool]:
-    """(bound, whether NaN and infinities are legal) of a code."""
-    single = torch.tensor([(code & ~NONFINITE_LEGAL) << 16], dtype=torch.int32).view(FP32.dtype)
-    return float(single), bool(code & NONFINITE_LEGAL)
+def decoded(words: list[int]) -> tuple[Tensor, Tensor]:
+    """(bounds in float64, where NaN and infinities are legal) of codes."""
+    code = torch.tensor(words, dtype=torch.int32)
+    bound = ((code & ~NONFINITE_LEGAL) << 16).view(FP32.dtype).double()
+    return bound, (code & NONFINITE_LEGAL) != 0

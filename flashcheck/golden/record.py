@@ -48,7 +48,7 @@ def record(entry: Entry, answer: Answer, bounds: dict[str, dict[str, list[int]]]
             for name, tensors in answer.tensors.items()
         },
     }
-    if problem.dout is not None:
+    if "dq" in answer.tensors:
         out, lse = stored_forward(problem, answer.tensors)
         data["stored"] = {"out": _tensor(out), "lse": _tensor(lse)}
     return data

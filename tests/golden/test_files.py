@@ -76,7 +76,7 @@ def spoilt(data: Any) -> list[Any]:
         return copied
 
     return [
-        changed("inputs", "q", "bits", value="0"),
+        changed("inputs", "q", "bits", value="0G"),
         changed("inputs", "q", "format", value="fp23"),
         changed("expected", "out", "digits", value="1,5"),
         changed("options", "causal", value="left"),

@@ -24,14 +24,10 @@ EXACT_TIES = {
 }
 
 
-def sample() -> list[Any]:
-    everything = [entry for group in GROUPS.values() for entry in group.entries()]
-    small = [e for e in everything if e.problem.q.shape[2] * e.problem.k.shape[2] <= 64]
-    return random.Random(1).sample(small, 10)
-
-
-@pytest.mark.parametrize("entry", sample(), ids=lambda e: e.id)
-def test_a_problem_is_made_bit_for_bit(problems: dict[str, Any], entry: Any) -> None:
+@pytest.mark.parametrize("group", sorted(GROUPS))
+def test_a_problem_is_made_bit_for_bit(problems: dict[str, Any], group: str) -> None:
+    """One problem of each group."""
+    entry = random.Random(1).choice(GROUPS[group].entries()[:20])
     made, recorded = make_record(entry), problems[entry.id]
     for key in recorded:
         if key != "expected":
@@ -47,9 +43,10 @@ def _bounds_still_hold(made: Any, recorded: Any) -> None:
     """A recorded bound may be looser than today's, never tighter: then ``flashcheck golden make`` is due."""
     for name, x in made["expected"].items():
         for arithmetic, text in x["bounds"].items():
-            before = from_hex(recorded["expected"][name]["bounds"][arithmetic], 16)
-            for now, then in zip(from_hex(text, 16), before, strict=True):
-                assert decoded(now)[0] <= decoded(then)[0], (name, arithmetic)
+            then = decoded(from_hex(recorded["expected"][name]["bounds"][arithmetic], 16))
+            now = decoded(from_hex(text, 16))
+            assert bool((now[0] <= then[0]).all()), (name, arithmetic)
+            assert bool((now[1] <= then[1]).all()), (name, arithmetic)
 
 
 def test_ids_are_unique_and_name_group_and_format() -> None:
@@ -86,4 +83,6 @@ def test_bounds_are_rounded_up_to_few_bits() -> None:
         assert x <= up <= x * (1 + 2.0**-5) + 2.0**-133
     assert _rounded_up(3.4e38) == float("inf")
     assert _rounded_up(0.0) == 0.0
-    assert decoded(0x8000 | 0x3F80) == (1.0, True)
+    bound, legal = decoded([0x8000 | 0x3F80, 0x0000, 0x7F80])
+    assert bound.tolist() == [1.0, 0.0, float("inf")]
+    assert legal.tolist() == [True, False, False]

@@ -60,6 +60,7 @@ def test_an_exact_kernel_passes_every_group() -> None:
     found = run(EXACT, FOLDER)
     assert found.failures == []
     assert found.judged > 600
+    assert set(found.arithmetics) == {f"flash.{fmt}" for fmt in EVERYTHING.dtypes}
     assert max(tally.worst for tally in found.groups.values()) <= 1.0
 
 
