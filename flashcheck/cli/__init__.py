@@ -10,11 +10,11 @@ import sys
 import typer
 
 # Importing a command registers it; help shows this order.
-from flashcheck.cli import audit, certify, golden, listing
+from flashcheck.cli import audit, certify, fuzz, golden, listing, replay
 from flashcheck.cli.app import USAGE, app
 from flashcheck.errors import ArgumentError
 
-__all__ = ["app", "audit", "certify", "golden", "listing", "main"]
+__all__ = ["app", "audit", "certify", "fuzz", "golden", "listing", "main", "replay"]
 
 
 def main() -> None:
