@@ -9,7 +9,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from flashcheck.report.certificate import read, write_text
+from flashcheck.files import write_atomically
+from flashcheck.report.certificate import read
 from flashcheck.report.terminal import number
 
 ROOT = Path(__file__).parents[2]
@@ -62,4 +63,4 @@ def with_tables(text: str) -> str:
 
 
 if __name__ == "__main__":
-    write_text(with_tables(README.read_text(encoding="utf-8")), README)
+    write_atomically(README, with_tables(README.read_text(encoding="utf-8")))
