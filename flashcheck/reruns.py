@@ -79,7 +79,7 @@ def _suits(name: str, spec: ProblemSpec) -> bool:
 
 def _gradient_of_bare_sink(spec: ProblemSpec) -> bool:
     """A row may hold nothing but a sink: its LSE is the sink's logit, so a gradient of the LSE flows into the
-    sink, where the contract says that such a row adds nothing. Nobody is judged on it until that is settled."""
+    sink, where the contract says that such a row adds nothing. Nobody is judged on it until then."""
     return bool(spec.sink) and spec.leaves_rows()
 
 
