@@ -39,7 +39,7 @@ def _paths(name: str) -> list[Path]:
     if path.is_dir():
         return sorted(path.glob("findings/*.json")) or sorted(path.glob("*.json"))
     if path.is_file():
-        return [path.with_suffix(".json")] if path.suffix == ".py" else [path]
+        return [path.with_name(path.stem.removeprefix("test_") + ".json")] if path.suffix == ".py" else [path]
     known = _all()
     found = [p for p in known if p.stem.startswith(name)]
     if not found:
@@ -65,7 +65,7 @@ def _replay(
     if code == 1:
         print_finding(stdout, finding)
     if verdict.startswith("FIXED") and not keep and on is None:
-        for old in (path, path.with_suffix(".py"), path.with_name(f"test_{path.stem}.py")):
+        for old in (path, path.with_name(f"test_{path.stem}.py")):
             old.unlink(missing_ok=True)
     return code
 

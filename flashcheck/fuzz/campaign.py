@@ -183,18 +183,23 @@ class Campaign:
         left = math.inf if self.budget.cases is None else self.budget.cases - self.state.cases
         if left <= 0 or self.state.seconds >= self.budget.seconds:
             return
-        number = self.store.claim_shard()
         share = SHARD_CASES if left is math.inf else max(1, math.ceil(left / self.state.workers))
-        worker.shard = Shard(
+        worker.shard = self._shard(min(SHARD_CASES, share))
+        worker.pipe.send(worker.shard)
+
+    def _shard(self, cases: int) -> Shard:
+        """A new one, claimed; of what promises most."""
+        assert self._scheduler is not None
+        number = self.store.claim_shard()
+        return Shard(
             number=number,
             seed=_seed(self.state.seed, number),
             dtype=self._scheduler.choose(number),
-            cases=min(SHARD_CASES, share),
+            cases=cases,
             seconds=min(SHARD_SECONDS, self.budget.seconds - self.state.seconds),
             known=self.store.known(),
             examples=str(self.store.examples),
         )
-        worker.pipe.send(worker.shard)
 
     def _finish(self, on_progress: Callable[[State], None]) -> None:
         """Lets workers end their case, and shrink what they have just found."""

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings, target
 from hypothesis import strategies as st
-from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 
 from flashcheck.fuzz.case import FuzzCase
 from flashcheck.fuzz.groups import Failure, Group, group_of
 from flashcheck.fuzz.judge import CaseReport, extra_checks, forward_checks
-from flashcheck.fuzz.runner import Runner
+from flashcheck.fuzz.runner import InProcessRunner, Runner
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.strategies import specs
 from flashcheck.kernel import Capabilities
@@ -99,7 +99,7 @@ class _Hunt:
     """State of one shard."""
 
     shard: Shard
-    runner: Runner
+    runner: Runner | InProcessRunner
     emit: Callable[[CaseEvent], None]
     stopped: Callable[[], bool]
     deadline: float
@@ -161,14 +161,16 @@ class _Hunt:
 
 def hunt(
     shard: Shard,
-    runner: Runner,
+    runner: Runner | InProcessRunner,
     emit: Callable[[CaseEvent], None],
     stopped: Callable[[], bool] = lambda: False,
+    database: ExampleDatabase | None = None,
 ) -> list[Found]:
     """Runs a shard; the new groups that it found, each with its smallest case."""
     subject = runner.subject
     state = _Hunt(shard, runner, emit, stopped, time.monotonic() + shard.seconds)
-    database = None if shard.examples is None else DirectoryBasedExampleDatabase(Path(shard.examples))
+    if shard.examples is not None:
+        database = DirectoryBasedExampleDatabase(Path(shard.examples))
 
     @seed(shard.seed)
     @settings(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from flashcheck.fuzz.confirm import confirmed
+from flashcheck.fuzz.confirm import confirmed, with_script
 from flashcheck.fuzz.files import Lines
 from flashcheck.fuzz.hunter import CaseEvent, Found, hunt
 from flashcheck.fuzz.runner import KernelLoadError, Runner
@@ -87,7 +87,8 @@ def store_finding(task: WorkerTask, runner: Runner, found: Found) -> Finding:
         after_seconds=round(found.at - task.started, 1),
     )
     task.store.add(first)  # at once: reducing takes seconds, and this process may be killed
-    better = confirmed(first, runner, task.store.folder / "findings")
+    better = confirmed(first, runner)
+    better = with_script(better, runner, task.store.folder / "findings")
     return task.store.add(replace(better, cases=0))  # its cases are counted already
 
 
