@@ -76,6 +76,7 @@ class Campaign:
         store: the campaign's directory, opened.
         dtypes: narrows the declared ones.
         limit: seconds for one case.
+        against: name of a second kernel to compare with, or "".
     """
 
     def __init__(
@@ -89,9 +90,10 @@ class Campaign:
         workers: int = 1,
         dtypes: tuple[str, ...] = (),
         limit: float = DEFAULT_LIMIT,
+        against: str = "",
     ) -> None:
         self.kernel, self.device, self.store, self.budget = kernel, device, store, budget
-        self.dtypes, self.limit = dtypes, limit
+        self.dtypes, self.limit, self.against = dtypes, limit, against
         self.state = State(kernel, seed, workers, totals_of(store.case_lines()), store.findings())
         self._workers: list[_Worker] = []
         self._scheduler: Scheduler | None = None
@@ -121,7 +123,7 @@ class Campaign:
         if device == "cuda" and self.state.workers > 1:
             device = f"cuda:{number % max(1, _gpus())}"
         name = f"{number}-{self.state.restarts}"
-        task = WorkerTask(self.kernel, device, self.store, name, self.limit, self._started)
+        task = WorkerTask(self.kernel, device, self.store, name, self.limit, self._started, self.against)
         return _Worker(*start(self._context, task))
 
     def _over(self) -> bool:

@@ -235,4 +235,6 @@ def _aim(report: CaseReport, novelty: float) -> None:
         target(min(margin, LARGEST_TARGET), label=f"margin {tensor}")
     for tensor, ratio in report.rms.items():
         target(min(ratio, LARGEST_TARGET), label=f"rms {tensor}")
+    for tensor, (new, old, _) in report.against.items():
+        target(max(-LARGEST_TARGET, min(new - old, LARGEST_TARGET)), label=f"growth {tensor}")
     target(novelty, label="rarity")

@@ -1,8 +1,8 @@
 """Measures the fuzzer; every number of the documentation comes from here.
 
-    python -m flashcheck.fuzz.measure speed torch.sdpa.flash --seconds 60 --out speed.json
-    python -m flashcheck.fuzz.measure mutants --seeds 5 --seconds 60 --out mutants.json
-    python -m flashcheck.fuzz.measure campaign kernels:flash_attention --seconds 600 --out campaign.json
+python -m flashcheck.fuzz.measure speed torch.sdpa.flash --seconds 60 --out speed.json
+python -m flashcheck.fuzz.measure mutants --seeds 5 --seconds 60 --out mutants.json
+python -m flashcheck.fuzz.measure campaign kernels:flash_attention --seconds 600 --out campaign.json
 """
 
 from __future__ import annotations

@@ -57,9 +57,13 @@ class Runner:
         limit: seconds for one case; past them the process is ended, and that is a finding.
         log: receives what the kernel prints, and the traceback of a crash.
         method: how its process starts; None: forked where that exists.
+        against: name of a second kernel that every case is compared with, or "".
     """
 
-    def __init__(self, name: str, device: str, limit: float, log: Path, method: str | None = None) -> None:
+    def __init__(
+        self, name: str, device: str, limit: float, log: Path, method: str | None = None, against: str = ""
+    ) -> None:
+        self.against = against
         self.method = method or ("fork" if hasattr(os, "fork") else "spawn")
         self.name = name
         self.device = device
@@ -131,7 +135,14 @@ class Runner:
         context = multiprocessing.get_context(self.method)
         ours, theirs = context.Pipe()
         # A forked child inherits this side's end too, and must close it.
-        arguments = (theirs, ours if self.method == "fork" else None, self.name, self.device, str(self.log))
+        arguments = (
+            theirs,
+            ours if self.method == "fork" else None,
+            self.name,
+            self.device,
+            str(self.log),
+            self.against,
+        )
         self._process = context.Process(target=_serve, args=arguments)  # type: ignore[attr-defined]
         self._process.start()
         theirs.close()
@@ -169,7 +180,9 @@ def _last_lines(log: Path) -> tuple[str, ...]:
     return tuple(line for line in lines if line.strip())[-4:]
 
 
-def _serve(pipe: Connection, other_end: Connection | None, name: str, device: str, log: str) -> None:
+def _serve(
+    pipe: Connection, other_end: Connection | None, name: str, device: str, log: str, against: str
+) -> None:
     if other_end is not None:
         other_end.close()  # else this process would never see its parent go
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
@@ -188,6 +201,7 @@ def _serve(pipe: Connection, other_end: Connection | None, name: str, device: st
     torch.set_num_threads(1)
     try:
         kernel = load(name)
+        other = load(against) if against else None
     except ArgumentError as error:
         pipe.send(str(error))
         return
@@ -202,7 +216,7 @@ def _serve(pipe: Connection, other_end: Connection | None, name: str, device: st
         )
     )
     answers: dict[str, Callable[..., Any]] = {
-        "judge": lambda case, known: _survivable(judge_case(kernel, case, device, known)),
+        "judge": lambda case, known: _survivable(judge_case(kernel, case, device, known, other)),
         "gradient": lambda case: json.dumps(problem_to_json(with_gradient(case, case.build(), kernel))),
         "script": lambda case, failure, finding: _script(name, kernel, case, failure, device, finding),
         "signature": lambda spec: str(signature_of(spec.outline())) if signature_of else "",

@@ -29,6 +29,7 @@ class WorkerTask:
     worker: str
     limit: float
     started: float
+    against: str = ""
 
 
 def work(task: WorkerTask, pipe: Connection) -> None:
@@ -39,7 +40,7 @@ def work(task: WorkerTask, pipe: Connection) -> None:
 
     torch.set_num_threads(1)
     log = task.store.folder / "logs" / f"{task.store.run}-{task.worker}.log"
-    runner = Runner(task.kernel, task.device, task.limit, log)
+    runner = Runner(task.kernel, task.device, task.limit, log, against=task.against)
     try:
         pipe.send(("subject", runner.subject))
         _serve(task, runner, pipe)
