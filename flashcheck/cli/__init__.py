@@ -10,11 +10,23 @@ import sys
 import typer
 
 # Importing a command registers it; help shows this order.
-from flashcheck.cli import audit, certify, fuzz, listing, replay
+from flashcheck.cli import audit, certify, compare, fuzz, init, listing, replay, report, verify
 from flashcheck.cli.app import USAGE, app
 from flashcheck.errors import ArgumentError
 
-__all__ = ["app", "audit", "certify", "fuzz", "listing", "main", "replay"]
+__all__ = [
+    "app",
+    "audit",
+    "certify",
+    "compare",
+    "fuzz",
+    "init",
+    "listing",
+    "main",
+    "replay",
+    "report",
+    "verify",
+]
 
 
 def main() -> None:

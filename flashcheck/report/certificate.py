@@ -280,11 +280,16 @@ def read(path: Path) -> Certificate:
 
 def write(certificate: Certificate, path: Path) -> None:
     """Writes atomically: a reader sees the old file or the whole new one."""
+    write_text(certificate.to_json(), path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Writes ``text`` as UTF-8, atomically; makes the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(certificate.to_json())
+            file.write(text)
         os.chmod(temporary, 0o644)  # mkstemp makes it private
         os.replace(temporary, path)
     except BaseException:
