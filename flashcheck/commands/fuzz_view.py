@@ -103,6 +103,9 @@ def print_summary(console: Console, state: State, folder: str) -> None:
         console.print()
     if state.restarts:
         console.print(f"{state.restarts} workers were ended from outside and replaced", highlight=False)
+    if state.ahead[0]:
+        count, spent = state.ahead
+        console.print(f"compiled ahead, in parallel: {count} problems in {spent:.0f} s", highlight=False)
     console.print(Text(f"stopped because {state.stopped}; seed {state.seed}, campaign {folder}"))
     console.print(headline(state))
 

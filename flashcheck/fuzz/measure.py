@@ -24,6 +24,7 @@ from flashcheck.fuzz.campaign import Budget, Campaign
 from flashcheck.fuzz.files import write_json
 from flashcheck.fuzz.hunter import CaseEvent, Found, Shard, hunt
 from flashcheck.fuzz.runner import InProcessRunner
+from flashcheck.fuzz.signature import Focus
 from flashcheck.fuzz.store import Store
 from flashcheck.mutants import MUTANTS
 
@@ -85,7 +86,7 @@ def time_to_failure(name: str, seed: int, seconds: float) -> dict[str, Any]:
     found: list[Found] = []
     number = 0
     while not found and (left := seconds - (time.monotonic() - started)) > 0:
-        shard = Shard(number, seed * 1000 + number, dtypes[number % len(dtypes)], 60, seconds=left)
+        shard = Shard(number, seed * 1000 + number, Focus(dtypes[number % len(dtypes)]), 60, seconds=left)
         found = hunt(shard, runner, count)
         number += 1
     if first is None:

@@ -15,6 +15,7 @@ from flashcheck.fuzz.confirm import confirmed, with_script
 from flashcheck.fuzz.files import Lines
 from flashcheck.fuzz.hunter import CaseEvent, Found, hunt
 from flashcheck.fuzz.runner import KernelLoadError, Runner
+from flashcheck.fuzz.signature import derived
 from flashcheck.fuzz.store import Finding, Store
 from flashcheck.fuzz.totals import LineWriter
 
@@ -58,7 +59,7 @@ def _serve(task: WorkerTask, runner: Runner, pipe: Connection) -> None:
     while (shard := pipe.recv()) is not None:
 
         def emit(event: CaseEvent) -> None:
-            line = writer.line(event)
+            line = writer.line(event, _signature(task, runner, event))
             lines.append(line)  # before it is told: what the campaign counts is on disk
             pipe.send(("case", line))
 
@@ -67,6 +68,14 @@ def _serve(task: WorkerTask, runner: Runner, pipe: Connection) -> None:
             finding = store_finding(task, runner, one)
             pipe.send(("found", finding.id))
         pipe.send(("done", shard.number))
+
+
+def _signature(task: WorkerTask, runner: Runner, event: CaseEvent) -> str:
+    """What was compiled for the case; "" where nothing is compiled."""
+    if runner.subject.has_signature:
+        return runner.signature(event.case.spec)
+    backward = any(name.startswith("backward") for name in event.case.checks)
+    return derived(event.case.spec, backward) if task.device.startswith("cuda") else ""
 
 
 def _told_to_stop(pipe: Connection) -> bool:
