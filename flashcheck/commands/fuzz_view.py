@@ -46,7 +46,7 @@ class FuzzView:
             self.live.update(Group(headline(state), coverage_table(state), finding_lines(state.findings)))
         elif not self.quiet and time.monotonic() - self.last >= SECONDS_BETWEEN_LINES:
             self.last = time.monotonic()
-            self.console.print(headline(state))
+            self.console.print(headline(state), soft_wrap=True)
 
 
 def headline(state: State) -> Text:

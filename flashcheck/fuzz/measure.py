@@ -134,7 +134,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     interpret_without_gpu()
     torch.set_num_threads(1)
     result: dict[str, Any] = {"what": asked.what, "machine": machine(asked.device)}

@@ -38,8 +38,10 @@ def work(task: WorkerTask, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the campaign decides when to stop
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # this process must not touch the GPU
     import torch
+    from hypothesis.configuration import set_hypothesis_home_dir
 
     torch.set_num_threads(1)
+    set_hypothesis_home_dir(task.store.folder / "hypothesis")  # not into the user's folder
     log = task.store.folder / "logs" / f"{task.store.run}-{task.worker}.log"
     runner = Runner(task.kernel, task.device, task.limit, log, against=task.against)
     try:
