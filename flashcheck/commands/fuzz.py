@@ -58,6 +58,7 @@ def run_fuzz(request: FuzzRequest, stdout: Console, stderr: Console) -> int:
     stderr.print(
         f"{request.kernel}: seed {seed}, {campaign.state.workers} workers, campaign {store.folder}",
         highlight=False,
+        soft_wrap=True,
     )
     with FuzzView(stderr, request.quiet) as view:
         state = campaign.run(view)

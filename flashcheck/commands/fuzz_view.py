@@ -46,7 +46,7 @@ class FuzzView:
             self.live.update(Group(headline(state), coverage_table(state), finding_lines(state.findings)))
         elif not self.quiet and time.monotonic() - self.last >= SECONDS_BETWEEN_LINES:
             self.last = time.monotonic()
-            self.console.print(headline(state))
+            self.console.print(headline(state), soft_wrap=True)
 
 
 def headline(state: State) -> Text:
@@ -103,6 +103,9 @@ def print_summary(console: Console, state: State, folder: str) -> None:
         console.print()
     if state.restarts:
         console.print(f"{state.restarts} workers were ended from outside and replaced", highlight=False)
+    if state.ahead[0]:
+        count, spent = state.ahead
+        console.print(f"compiled ahead, in parallel: {count} problems in {spent:.0f} s", highlight=False)
     console.print(Text(f"stopped because {state.stopped}; seed {state.seed}, campaign {folder}"))
     console.print(headline(state))
 

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from flashcheck.errors import ArgumentError
+from flashcheck.fuzz.ahead import Ahead
 from flashcheck.fuzz.hunter import SHRINK_SECONDS, Shard
 from flashcheck.fuzz.runner import DEFAULT_LIMIT, Subject
 from flashcheck.fuzz.schedule import Scheduler
@@ -39,7 +40,10 @@ class Budget:
 
 @dataclass(slots=True)
 class State:
-    """What a view shows; ``totals`` and ``findings`` include earlier runs of the campaign."""
+    """What a view shows; ``totals`` and ``findings`` include earlier runs of the campaign.
+
+    ``ahead``: problems for which the kernel was compiled ahead, and the seconds that took, in parallel.
+    """
 
     kernel: str
     seed: int
@@ -50,6 +54,7 @@ class State:
     cases: int = 0
     owed: dict[str, set[str]] = field(default_factory=dict)
     restarts: int = 0
+    ahead: tuple[int, float] = (0, 0.0)
     stopped: str = ""
     interrupted: bool = False
 
@@ -63,7 +68,7 @@ class _Worker:
     process: Any
     pipe: Connection
     subject: Subject | None = None
-    shard: Shard | None = None
+    planned: Shard | None = None
     stopping: bool = False
 
 
@@ -77,6 +82,7 @@ class Campaign:
         dtypes: narrows the declared ones.
         limit: seconds for one case.
         against: name of a second kernel to compare with, or "".
+        ahead: processes that compile for shards to come; None: some on a GPU, none elsewhere.
     """
 
     def __init__(
@@ -91,10 +97,14 @@ class Campaign:
         dtypes: tuple[str, ...] = (),
         limit: float = DEFAULT_LIMIT,
         against: str = "",
+        ahead: int | None = None,
     ) -> None:
         self.kernel, self.device, self.store, self.budget = kernel, device, store, budget
         self.dtypes, self.limit, self.against = dtypes, limit, against
         self.state = State(kernel, seed, workers, totals_of(store.case_lines()), store.findings())
+        most = min(4, max(1, (os.cpu_count() or 1) // 4)) if device.startswith("cuda") else 0
+        self.ahead = most if ahead is None else ahead
+        self._ahead: Ahead | None = None
         self._workers: list[_Worker] = []
         self._scheduler: Scheduler | None = None
         self._started = time.time()
@@ -140,6 +150,9 @@ class Campaign:
         for pipe in wait(pipes, timeout=_REFRESH):
             worker = next(w for w in self._workers if w.pipe is pipe)
             self._receive(worker)
+        if self._ahead is not None:
+            self._ahead.collect()
+            self.state.ahead = self._ahead.signatures, self._ahead.seconds
         on_progress(self.state)
 
     def _receive(self, worker: _Worker) -> None:
@@ -174,7 +187,16 @@ class Campaign:
         for dtype in self.dtypes:
             if dtype not in subject.capabilities.dtypes:
                 raise ArgumentError("--dtype", dtype, f"one of {', '.join(subject.capabilities.dtypes)}")
-        self._scheduler = Scheduler(self.dtypes or subject.capabilities.dtypes)
+        compiled = self.device.startswith("cuda") or subject.has_signature
+        self._scheduler = Scheduler(
+            self.dtypes or subject.capabilities.dtypes,
+            subject.capabilities,
+            compiled=compiled,
+            seed=self.state.seed,
+        )
+        if compiled and self.ahead:
+            task = WorkerTask(self.kernel, self.device, self.store, "ahead", self.limit, self._started)
+            self._ahead = Ahead(self._context, task, self.ahead)
         from flashcheck.inputs.coverage import required
 
         owed = set(required(subject.capabilities))
@@ -186,8 +208,12 @@ class Campaign:
         if left <= 0 or self.state.seconds >= self.budget.seconds:
             return
         share = SHARD_CASES if left is math.inf else max(1, math.ceil(left / self.state.workers))
-        worker.shard = self._shard(min(SHARD_CASES, share))
-        worker.pipe.send(worker.shard)
+        cases = min(SHARD_CASES, share)
+        worker.pipe.send(worker.planned or self._shard(cases))
+        worker.planned = None
+        if self._ahead is not None:  # while this one runs, the next one is compiled
+            worker.planned = self._shard(cases)
+            self._ahead.give(worker.planned)
 
     def _shard(self, cases: int) -> Shard:
         """A new one, claimed; of what promises most."""
@@ -196,7 +222,7 @@ class Campaign:
         return Shard(
             number=number,
             seed=_seed(self.state.seed, number),
-            dtype=self._scheduler.choose(number),
+            focus=self._scheduler.choose(number),
             cases=cases,
             seconds=min(SHARD_SECONDS, self.budget.seconds - self.state.seconds),
             known=self.store.known(),
@@ -214,6 +240,9 @@ class Campaign:
             self._turn(on_progress)
 
     def _close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+            self.state.ahead = self._ahead.signatures, self._ahead.seconds
         for worker in self._workers:
             worker.pipe.close()
             worker.process.join(1.0)

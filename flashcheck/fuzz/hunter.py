@@ -21,6 +21,7 @@ from flashcheck.fuzz.case import FuzzCase
 from flashcheck.fuzz.groups import Failure, Group, group_of
 from flashcheck.fuzz.judge import CaseReport, extra_checks, forward_checks
 from flashcheck.fuzz.runner import InProcessRunner, Runner
+from flashcheck.fuzz.signature import Focus
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.strategies import specs
 from flashcheck.kernel import Capabilities
@@ -37,22 +38,20 @@ class Shard:
 
     Attributes:
         number: names it; seed: of Hypothesis' draws.
-        dtype: of all its problems.
+        focus: the part of the declaration that its problems are drawn from.
         cases: how many it draws at most; shrinking comes on top.
         seconds: it ends earlier when they are over.
         known: groups that are found already: their failures are counted and go by.
         examples: folder of Hypothesis' database, or None.
-        head_dims: narrows the problems to these (head dim, value dim) pairs; empty: all.
     """
 
     number: int
     seed: int
-    dtype: str
+    focus: Focus
     cases: int
     seconds: float = math.inf
     known: tuple[Group, ...] = ()
     examples: str | None = None
-    head_dims: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +200,9 @@ def hunt(
 def cases(capabilities: Capabilities, shard: Shard, backward: bool) -> st.SearchStrategy[FuzzCase]:
     """Cases of one dtype: a spec that the declaration covers, and the checks to make on it."""
     forward = forward_checks()
-    drawn = specs(capabilities, shard.dtype)
+    drawn = specs(shard.focus.narrowed(capabilities), shard.focus.dtype)
     if not capabilities.empty_rows:
         drawn = drawn.filter(lambda spec: not spec.leaves_rows())
-    if shard.head_dims:
-        drawn = drawn.filter(lambda spec: (spec.head_dim, spec.value_dim) in shard.head_dims)
     extra = st.sampled_from(extra_checks(backward))
     return st.builds(lambda spec, more: FuzzCase(spec, (*forward, *more)), drawn, extra)
 

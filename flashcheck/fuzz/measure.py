@@ -24,6 +24,7 @@ from flashcheck.fuzz.campaign import Budget, Campaign
 from flashcheck.fuzz.files import write_json
 from flashcheck.fuzz.hunter import CaseEvent, Found, Shard, hunt
 from flashcheck.fuzz.runner import InProcessRunner
+from flashcheck.fuzz.signature import Focus
 from flashcheck.fuzz.store import Store
 from flashcheck.mutants import MUTANTS
 
@@ -85,7 +86,7 @@ def time_to_failure(name: str, seed: int, seconds: float) -> dict[str, Any]:
     found: list[Found] = []
     number = 0
     while not found and (left := seconds - (time.monotonic() - started)) > 0:
-        shard = Shard(number, seed * 1000 + number, dtypes[number % len(dtypes)], 60, seconds=left)
+        shard = Shard(number, seed * 1000 + number, Focus(dtypes[number % len(dtypes)]), 60, seconds=left)
         found = hunt(shard, runner, count)
         number += 1
     if first is None:
@@ -133,7 +134,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     interpret_without_gpu()
     torch.set_num_threads(1)
     result: dict[str, Any] = {"what": asked.what, "machine": machine(asked.device)}

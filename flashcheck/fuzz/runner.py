@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from flashcheck.checks import Judged
 from flashcheck.errors import ArgumentError
 from flashcheck.fuzz.case import FuzzCase, problem_from_json, problem_to_json
 from flashcheck.fuzz.groups import Failure, Group
@@ -96,6 +97,11 @@ class Runner:
         """The text of a stand-alone repro; "" where none can be written."""
         answer = self._ask(("script", case, failure, finding), self.limit)
         return answer if isinstance(answer, str) else ""
+
+    def compile(self, case: FuzzCase) -> float:
+        """Calls the kernel (and its backward, where a check asks for it) once; the seconds that took."""
+        answer = self._ask(("compile", case), self.limit)
+        return answer if isinstance(answer, float) else self.limit
 
     def signature(self, spec: ProblemSpec) -> str:
         """What the kernel is compiled for, for this problem."""
@@ -208,7 +214,7 @@ def _serve(
     except Exception as error:
         pipe.send(f"{type(error).__name__}: {error}")
         return
-    signature_of = getattr(kernel, "signature", None)
+    signature_of = kernel.signature
     versions = f"torch {torch.__version__}"
     pipe.send(
         Subject(
@@ -220,6 +226,7 @@ def _serve(
         "gradient": lambda case: json.dumps(problem_to_json(with_gradient(case, case.build(), kernel))),
         "script": lambda case, failure, finding: _script(name, kernel, case, failure, device, finding),
         "signature": lambda spec: str(signature_of(spec.outline())) if signature_of else "",
+        "compile": lambda case: _call_once(kernel, case, device),
     }
     while True:
         try:
@@ -251,6 +258,14 @@ def _script(name: str, kernel: Kernel, case: FuzzCase, failure: Failure, device:
     from flashcheck.fuzz.script import script_of
 
     return script_of(name, kernel, case, failure, device, finding)
+
+
+def _call_once(kernel: Kernel, case: FuzzCase, device: str) -> float:
+    started = time.perf_counter()
+    judged = Judged(kernel, case.build(), device)
+    if judged.answers() and case.checks and judged.backward_defined:
+        judged.differentiates()
+    return time.perf_counter() - started
 
 
 class InProcessRunner:

@@ -15,6 +15,7 @@ from flashcheck.fuzz.confirm import confirmed, with_script
 from flashcheck.fuzz.files import Lines
 from flashcheck.fuzz.hunter import CaseEvent, Found, hunt
 from flashcheck.fuzz.runner import KernelLoadError, Runner
+from flashcheck.fuzz.signature import derived
 from flashcheck.fuzz.store import Finding, Store
 from flashcheck.fuzz.totals import LineWriter
 
@@ -37,8 +38,10 @@ def work(task: WorkerTask, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the campaign decides when to stop
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # this process must not touch the GPU
     import torch
+    from hypothesis.configuration import set_hypothesis_home_dir
 
     torch.set_num_threads(1)
+    set_hypothesis_home_dir(task.store.folder / "hypothesis")  # not into the user's folder
     log = task.store.folder / "logs" / f"{task.store.run}-{task.worker}.log"
     runner = Runner(task.kernel, task.device, task.limit, log, against=task.against)
     try:
@@ -58,7 +61,7 @@ def _serve(task: WorkerTask, runner: Runner, pipe: Connection) -> None:
     while (shard := pipe.recv()) is not None:
 
         def emit(event: CaseEvent) -> None:
-            line = writer.line(event)
+            line = writer.line(event, _signature(task, runner, event))
             lines.append(line)  # before it is told: what the campaign counts is on disk
             pipe.send(("case", line))
 
@@ -67,6 +70,14 @@ def _serve(task: WorkerTask, runner: Runner, pipe: Connection) -> None:
             finding = store_finding(task, runner, one)
             pipe.send(("found", finding.id))
         pipe.send(("done", shard.number))
+
+
+def _signature(task: WorkerTask, runner: Runner, event: CaseEvent) -> str:
+    """What was compiled for the case; "" where nothing is compiled."""
+    if runner.subject.has_signature:
+        return runner.signature(event.case.spec)
+    backward = any(name.startswith("backward") for name in event.case.checks)
+    return derived(event.case.spec, backward) if task.device.startswith("cuda") else ""
 
 
 def _told_to_stop(pipe: Connection) -> bool:
