@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from flashcheck.commands.durations import seconds
 from flashcheck.commands.fuzz_view import FuzzView, print_regions, print_summary
@@ -55,11 +56,8 @@ def run_fuzz(request: FuzzRequest, stdout: Console, stderr: Console) -> int:
     seed = store.open(request.kernel, seed, request.resume, request.against)
     _ignore(store.folder)
     campaign = _campaign(request, device, store, seed, budget)
-    stderr.print(
-        f"{request.kernel}: seed {seed}, {campaign.state.workers} workers, campaign {store.folder}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    head = f"{request.kernel}: seed {seed}, {campaign.state.workers} workers, campaign {store.folder}"
+    stderr.print(Text(head), soft_wrap=True)  # Text: rich would read :name: in a kernel's name as an emoji
     with FuzzView(stderr, request.quiet) as view:
         state = campaign.run(view)
     print_summary(stdout, state, str(store.folder))

@@ -98,7 +98,7 @@ def print_summary(console: Console, state: State, folder: str) -> None:
         console.print()
         print_finding(console, finding, folder)
     for fault, count in state.totals.faults.items():
-        console.print(f"JUDGE FAILED  ({count} cases)  {fault}", highlight=False)
+        console.print(Text(f"JUDGE FAILED  ({count} cases)  {fault}"))
     if state.findings or state.totals.faults:
         console.print()
     if state.restarts:

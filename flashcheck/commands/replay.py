@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from flashcheck.commands.fuzz import FOLDER
 from flashcheck.commands.fuzz_view import print_finding
@@ -61,7 +62,7 @@ def _replay(
         finally:
             runner.close()
     verdict, code = _verdict(finding, report.failure, report.judge_fault)
-    stdout.print(f"{verdict}  {path}", highlight=False)
+    stdout.print(Text(f"{verdict}  {path}"))
     if code == 1:
         print_finding(stdout, finding)
     if verdict.startswith("FIXED") and not keep and on is None:
