@@ -9,7 +9,8 @@ from rich.console import Console
 
 from flashcheck.commands.compare import print_plain
 from flashcheck.errors import ArgumentError
-from flashcheck.report.certificate import read, write_text
+from flashcheck.files import write_atomically
+from flashcheck.report.certificate import read
 from flashcheck.report.terminal import print_certificate, print_ending
 
 
@@ -30,13 +31,13 @@ def run_report(
     if html is not None:
         from flashcheck.report.html import html_report
 
-        write_text(html_report(certificates), html)
+        write_atomically(html, html_report(certificates))
         stderr.print(f"wrote {html}, {html.stat().st_size / 1e6:.2f} MB", highlight=False, soft_wrap=True)
     if badge is not None:
         from flashcheck.report.badge import badge_json, badge_svg
 
         make = badge_json if badge.suffix == ".json" else badge_svg
-        write_text(make(certificates[0][1]), badge)
+        write_atomically(badge, make(certificates[0][1]))
         stderr.print(f"wrote {badge}", highlight=False, soft_wrap=True)
     if markdown:
         from flashcheck.report.markdown import markdown_report
