@@ -10,7 +10,7 @@ import sys
 import typer
 
 # Importing a command registers it; help shows this order.
-from flashcheck.cli import audit, certify, compare, fuzz, init, listing, replay, report, verify
+from flashcheck.cli import audit, certify, compare, fuzz, golden, init, listing, replay, report, verify
 from flashcheck.cli.app import USAGE, app
 from flashcheck.errors import ArgumentError
 
@@ -20,6 +20,7 @@ __all__ = [
     "certify",
     "compare",
     "fuzz",
+    "golden",
     "init",
     "listing",
     "main",
