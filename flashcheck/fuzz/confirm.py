@@ -7,8 +7,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from flashcheck.files import write_atomically
 from flashcheck.fuzz.case import FuzzCase
-from flashcheck.fuzz.files import write_atomically
 from flashcheck.fuzz.groups import Failure
 from flashcheck.fuzz.reduce import as_case, reduced
 from flashcheck.fuzz.runner import Runner

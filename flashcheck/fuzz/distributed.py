@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from flashcheck.errors import ArgumentError
+from flashcheck.files import write_atomically
 from flashcheck.fuzz.campaign import Campaign, State
 from flashcheck.fuzz.confirm import confirmed
-from flashcheck.fuzz.files import write_atomically
 from flashcheck.fuzz.hunter import CaseEvent, Shard, hunt
 from flashcheck.fuzz.runner import Runner, Subject
 from flashcheck.fuzz.store import Finding, Store
