@@ -27,7 +27,8 @@ SHARD_SECONDS = 60.0
 """A shard ends after either: bugs that another worker has found meanwhile are known from the next one on."""
 
 _REFRESH = 0.25
-_PATIENCE = 2 * SHRINK_SECONDS + 30.0
+PATIENCE = 2 * SHRINK_SECONDS + 30.0
+"""Seconds after the end for which workers may shrink, reduce and write what they have just found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +236,7 @@ class Campaign:
             worker.stopping = True
             with contextlib.suppress(OSError):
                 worker.pipe.send(None)
-        until = time.monotonic() + (_PATIENCE if not self.state.interrupted else SHRINK_SECONDS)
+        until = time.monotonic() + (PATIENCE if not self.state.interrupted else SHRINK_SECONDS)
         while self._workers and time.monotonic() < until:
             self._turn(on_progress)
 

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 from flashcheck.errors import ArgumentError
 from flashcheck.files import write_atomically
-from flashcheck.fuzz.campaign import Campaign, State
+from flashcheck.fuzz.campaign import PATIENCE, SHARD_SECONDS, Campaign, State
 from flashcheck.fuzz.confirm import confirmed
 from flashcheck.fuzz.hunter import CaseEvent, Shard, hunt
 from flashcheck.fuzz.runner import Runner, Subject
@@ -123,6 +124,9 @@ class RayCampaign(Campaign):
                     shard = self._next(left)
                     running[self._submit(work, shard)] = shard
                     left = None if left is None else left - shard.cases
+                self._collect(work, running, on_progress)
+            until = time.monotonic() + SHARD_SECONDS + PATIENCE
+            while running and time.monotonic() < until:  # what was handed out counts: nothing is lost
                 self._collect(work, running, on_progress)
         except KeyboardInterrupt:
             self.state.interrupted, self.state.stopped = True, "Ctrl-C"
