@@ -15,9 +15,10 @@ from flashcheck.inputs.values import FAMILIES
 EVERY: dict[str, int] = {
     "special.nonfinite": 12,
     "isolation.buffers": 12,
-    "bitwise.repeat": 8,
-    "backward.own_forward": 8,
-    "backward.end_to_end": 8,
+    "bitwise.repeat": 16,
+    "option.effect": 4,
+    "backward.own_forward": 16,
+    "backward.end_to_end": 16,
     "influence.forward": 8,
     "bitwise.batch": 10,
     "influence.perturbed": 16,
