@@ -9,11 +9,16 @@ import sys
 
 import typer
 
-from flashcheck.cli import audit, certify, listing  # importing a command registers it; help shows this order
+from flashcheck.cli import (  # importing a command registers it; help shows this order
+    audit,
+    certify,
+    listing,
+    probe,
+)
 from flashcheck.cli.app import USAGE, app
 from flashcheck.errors import ArgumentError
 
-__all__ = ["app", "audit", "certify", "listing", "main"]
+__all__ = ["app", "audit", "certify", "listing", "main", "probe"]
 
 
 def main() -> None:

@@ -33,9 +33,17 @@ from flashcheck.report.certificate import (
 
 
 def certificate_of(
-    kernel: Kernel, outcome: Outcome, device: str, command: str, started: datetime.datetime
+    kernel: Kernel,
+    outcome: Outcome,
+    device: str,
+    command: str,
+    started: datetime.datetime,
+    probed: dict[str, Any] | None = None,
 ) -> Certificate:
-    """The certificate of one run of ``kernel`` on ``device``; ``command`` repeats it."""
+    """The certificate of one run of ``kernel`` on ``device``; ``command`` repeats it.
+
+    ``probed``: what a probe of the device found (``probe.gate.Gate.describe``).
+    """
     plan = outcome.plan
     return Certificate(
         verdict=outcome.verdict.value,
@@ -45,6 +53,7 @@ def certificate_of(
             model=_machine(kernel, device),
             platform=platform.platform(),
             processor=platform.processor() or platform.machine(),
+            probed=probed,
         ),
         versions=versions(),
         run=RunPart(

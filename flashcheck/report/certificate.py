@@ -39,6 +39,8 @@ class MachinePart(_Part):
     model: dict[str, Any]
     platform: str
     processor: str
+    probed: dict[str, Any] | None = None
+    """What ``flashcheck probe`` measured on this device: the machine that it implies, and its scope."""
 
 
 class Element(_Part):
