@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ from flashcheck.checks import CHECKS, Judged, JudgeError, Location, Record, Stat
 from flashcheck.checks.diagnose import diagnose
 from flashcheck.checks.measure import Measured
 from flashcheck.checks.rms import RmsTally
+from flashcheck.detail import Detail
 from flashcheck.inputs.coverage import covered, required
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.values import FAMILIES
@@ -40,6 +41,7 @@ class TensorSummary:
         cases, elements: how many were judged; over: elements outside their bound.
         worst: the element with the largest margin, and the spec of its problem.
         rms_all: over the ordinary families; rms: those of them whose prediction is sharp enough to gate.
+        detail: all margins and a point per problem, for reports.
     """
 
     cases: int = 0
@@ -49,14 +51,17 @@ class TensorSummary:
     worst_spec: ProblemSpec | None = None
     rms: RmsTally = field(default_factory=RmsTally)
     rms_all: RmsTally = field(default_factory=RmsTally)
+    detail: Detail = field(default_factory=Detail)
 
     def add(self, measured: Measured, spec: ProblemSpec) -> None:
         self.cases += 1
         self.elements += measured.elements
         self.over += measured.over
         worst = measured.worst
-        if worst is not None and (self.worst is None or worst.margin > self.worst.margin):
+        is_worst = worst is not None and (self.worst is None or worst.margin > self.worst.margin)
+        if is_worst:
             self.worst, self.worst_spec = worst, spec
+        self.detail.add(measured, spec, is_worst)
         if "ordinary" in FAMILIES[spec.family].properties:
             self.rms_all.add(measured)
             if measured.gates:
@@ -87,7 +92,10 @@ class Outcome:
     Attributes:
         tensors: (dtype, tensor) -> summary. checks: (dtype, check) -> status -> count.
         slack: (dtype, family, tensor) -> median of bound / |error| of each problem.
+        rungs: (dtype, family, pass) -> rung of the oracle -> rows that it served ("unresolved": rows whose
+            reference is not proved good enough).
         missing: dtype -> declared features that were not judged.
+        durations: dtype -> seconds spent on its problems.
         stopped: why the run ended early, or "".
     """
 
@@ -95,11 +103,13 @@ class Outcome:
     tensors: dict[tuple[str, str], TensorSummary] = field(default_factory=lambda: defaultdict(TensorSummary))
     checks: dict[tuple[str, str], dict[Status, int]] = field(default_factory=dict)
     slack: dict[tuple[str, str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    rungs: dict[tuple[str, str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     findings: list[Finding] = field(default_factory=list)
     missing: dict[str, tuple[str, ...]] = field(default_factory=dict)
     judge_faults: list[str] = field(default_factory=list)
     judged: int = 0
     seconds: float = 0.0
+    durations: dict[str, float] = field(default_factory=dict)
     stopped: str = ""
     interrupted: bool = False
 
@@ -184,7 +194,10 @@ def _certify(
                     f"time limit of {max_seconds:g} s after {number} of {len(plan.cases)} problems"
                 )
                 break
+            began = time.perf_counter()
             _judge_case(kernel, case, device, outcome, failures, seen)
+            spent = outcome.durations.get(case.spec.dtype, 0.0)
+            outcome.durations[case.spec.dtype] = spent + time.perf_counter() - began
             on_progress(Progress(number + 1, len(plan.cases), case, len(failures)))
         outcome.findings += [_finding(kernel, device, key[0], f) for key, f in failures.items()]
     except KeyboardInterrupt:
@@ -237,6 +250,8 @@ def _judge_case(
                 outcome.tensors[spec.dtype, tensor].add(measured, spec)
                 if measured.elements:
                     outcome.slack[spec.dtype, spec.family, tensor].append(measured.slack)
+            for name, rows in judged.rungs.items():
+                outcome.rungs[spec.dtype, spec.family, name] += rows
             seen[spec.dtype] |= covered(spec, problem)
     except JudgeError as error:
         outcome.judge_faults.append(str(error))

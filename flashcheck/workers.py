@@ -97,6 +97,8 @@ def _merged(plan: Plan, parts: list[Outcome]) -> Outcome:
         whole.tensors.update(part.tensors)
         whole.checks.update(part.checks)
         whole.slack.update(part.slack)
+        whole.rungs.update(part.rungs)
+        whole.durations.update(part.durations)
         whole.findings += part.findings
         whole.judge_faults += [fault for fault in part.judge_faults if fault not in whole.judge_faults]
         whole.judged += part.judged

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -13,6 +16,12 @@ from flashcheck.bounds.backward import backward_bound
 from flashcheck.bounds.forward import forward_bound
 from flashcheck.bounds.result import BackwardBound, ForwardBound
 from flashcheck.checks.measure import Measured, measure
+from flashcheck.checks.reference import (
+    BackwardReference,
+    ForwardReference,
+    backward_reference,
+    forward_reference,
+)
 from flashcheck.formats import round_nearest
 from flashcheck.kernel import ForwardResult, Kernel
 from flashcheck.oracle import fp64
@@ -103,24 +112,47 @@ class Judged:
         return self._answer
 
     @cached_property
-    def exact(self) -> ForwardQuantities:
-        try:
-            return fp64.forward(self.problem)
-        except Exception as error:
-            raise JudgeError(
-                f"the oracle failed on {self.problem.describe()}: {type(error).__name__}: {error}"
-            ) from error
+    def _forward(self) -> tuple[ForwardReference, ForwardBound]:
+        """The oracle's forward from the rungs that this kernel's bound asks for, and that bound."""
+        with self._blame("oracle"):
+            low = fp64.forward(self.problem)
+        bound = self._bound_of(low)
+        result = self._answer if isinstance(self._answer, ForwardResult) else None
+        with self._blame("oracle"):
+            reference = forward_reference(self.problem, low, bound, result)
+        return reference, self._bound_of(reference.quantities) if reference.climbed else bound
 
-    @cached_property
-    def bound(self) -> ForwardBound:
+    def _bound_of(self, exact: ForwardQuantities) -> ForwardBound:
+        with self._blame("bound"):
+            return forward_bound(self.problem, exact, self.rules.arithmetic, self.rules.machine)
+
+    @contextmanager
+    def _blame(self, part: str) -> Iterator[None]:
         try:
-            return forward_bound(self.problem, self.exact, self.rules.arithmetic, self.rules.machine)
+            yield
         except JudgeError:
             raise
         except Exception as error:
             raise JudgeError(
-                f"the bound failed on {self.problem.describe()}: {type(error).__name__}: {error}"
+                f"the {part} failed on {self.problem.describe()}: {type(error).__name__}: {error}"
             ) from error
+
+    @property
+    def exact(self) -> ForwardQuantities:
+        """The oracle's forward: float64, and higher rungs for the rows that need them."""
+        return self._forward[0].quantities
+
+    @property
+    def bound(self) -> ForwardBound:
+        return self._forward[1]
+
+    @property
+    def rungs(self) -> dict[str, Counter[str]]:
+        """Pass -> rung -> rows that it served, for the passes judged so far."""
+        done = {"forward": self._forward[0].rows}
+        if "_backward" in self.__dict__:
+            done["backward"] = self._backward[0].rows
+        return done
 
     @cached_property
     def empty_rows(self) -> Tensor:
@@ -173,7 +205,7 @@ class Judged:
             result = {name: x.detach().cpu() for name, x in raw.items()}
         except Exception as error:
             raise KernelError(f"the backward raised {type(error).__name__}: {error}") from error
-        for name, exact in self._exact_by_name().items():
+        for name, exact in self._exact_by_name().items():  # shapes alone: float64's do
             if name not in result:
                 raise KernelError(f"the backward returned no {name}")
             if result[name].shape != exact.shape:
@@ -189,35 +221,48 @@ class Judged:
         except KernelError:
             return False
 
+    @property
+    def _given(self) -> tuple[Tensor, Tensor] | None:
+        """The stored O and LSE; None for an eager kernel, whose backward reads its own P."""
+        return None if self.rules.arithmetic.normalise == "before_product" else self.stored
+
     @cached_property
+    def _low_gradients(self) -> BackwardQuantities:
+        with self._blame("oracle"):
+            return fp64.backward(self.gradient_problem, *(self._given or ()))
+
+    @cached_property
+    def _backward(self) -> tuple[BackwardReference, BackwardBound]:
+        """The oracle's gradients from the rungs that this kernel's bound asks for, and that bound."""
+        bound = self._backward_bound_of(self._low_gradients)
+        answer = self.gradients if self.differentiates() else {}
+        with self._blame("oracle"):
+            reference = backward_reference(
+                self.gradient_problem, self.exact, self._low_gradients, bound, answer, self._given
+            )
+        return reference, self._backward_bound_of(reference.quantities) if reference.climbed else bound
+
+    @property
     def exact_gradients(self) -> BackwardQuantities:
-        """The oracle's gradients, given the stored O and LSE; from scratch for an eager kernel, whose
-        backward reads its own P."""
-        eager = self.rules.arithmetic.normalise == "before_product"
-        return fp64.backward(self.gradient_problem, *(() if eager else self.stored))
+        """The oracle's gradients, given the stored O and LSE; from scratch for an eager kernel."""
+        return self._backward[0].quantities
+
+    @property
+    def backward_bound(self) -> BackwardBound:
+        return self._backward[1]
+
+    def _backward_bound_of(self, exact: BackwardQuantities) -> BackwardBound:
+        rules = self.rules
+        with self._blame("bound"):
+            return backward_bound(
+                self.gradient_problem, self.exact, exact, *self.stored, rules.arithmetic, rules.machine
+            )
 
     def _exact_by_name(self) -> dict[str, Tensor]:
-        exact = self.exact_gradients
+        exact = self._low_gradients
         named = {"dq": exact.dq, "dk": exact.dk, "dv": exact.dv, "dbias": exact.dbias, "dsink": exact.dsink}
         declared = self.kernel.capabilities.gradients
         return {name: x for name, x in named.items() if x is not None and name in declared}
-
-    @cached_property
-    def backward_bound(self) -> BackwardBound:
-        rules = self.rules
-        try:
-            return backward_bound(
-                self.gradient_problem,
-                self.exact,
-                self.exact_gradients,
-                *self.stored,
-                rules.arithmetic,
-                rules.machine,
-            )
-        except Exception as error:
-            raise JudgeError(
-                f"the bound failed on {self.problem.describe()}: {type(error).__name__}: {error}"
-            ) from error
 
     @cached_property
     def measured_gradients(self) -> dict[str, Measured]:

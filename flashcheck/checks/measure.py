@@ -13,10 +13,14 @@ from flashcheck.checks.record import Location
 
 @dataclass(frozen=True, slots=True)
 class RmsSums:
-    """Row sums of squared errors and of squared predictions, over predictable elements; float64 (rows,)."""
+    """Row sums of squared errors and of squared predictions, over predictable elements; float64 (rows,).
+
+    ``reference``: the sum of their squared exact values, all rows together.
+    """
 
     measured: Tensor
     predicted: Tensor
+    reference: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,7 @@ def _rms(error: Tensor, bound: TensorBound, judged: Tensor) -> RmsSums | None:
         return None
     measured = torch.where(used, error, 0.0).square()
     predicted = torch.where(used, bound.predicted_rms, 0.0).square()
+    reference = float(torch.where(used, bound.interval.exact, 0.0).square().sum())
     if error.ndim == 4:
         measured, predicted = measured.sum(-1), predicted.sum(-1)
-    return RmsSums(measured.flatten(), predicted.flatten())
+    return RmsSums(measured.flatten(), predicted.flatten(), reference)

@@ -89,7 +89,7 @@ def _certify_one(
                 name, kernel, plan, device=device, max_seconds=max_seconds, on_progress=progress
             )
     command = _command(name, level, request)
-    certificate = certificate_of(kernel, outcome, device, command, started, probed.describe())
+    certificate = certificate_of(kernel, outcome, device, command, started, name, probed=probed.describe())
     path = request.out or FOLDER / "certificates" / f"{_file_name(name)}-{started:%Y%m%dT%H%M%SZ}.json"
     write(certificate, path)
     if request.out is None:

@@ -23,6 +23,8 @@ from flashcheck.oracle.unit import DOUBLE_DOUBLE, FP64, multiprecision
 from flashcheck.problem import Problem
 
 _EXTRA_BITS = 128
+_EVERYTHING = 1 << 62  # one block
+_PAIRS = ("probabilities", "grad_probabilities", "grad_scores")
 _TOP = 4  # levels 2, 3 and 4 are the exact rung with 0, 128 and 256 bits more
 
 
@@ -89,6 +91,18 @@ def backward(
     return _Climber(problem, allowed, out, lse, block_bytes).run()
 
 
+def backward_quantities(
+    problem: Problem, allowed: Gradients, out: Tensor | None = None, lse: Tensor | None = None
+) -> tuple[BackwardQuantities, ServedBackward]:
+    """``backward`` with the quantities that bounds need; memory quadratic in length.
+
+    Probabilities, dP, dS and delta of a key head come from the rung that its gradients come from.
+    """
+    climber = _Climber(problem, allowed, out, lse, _EVERYTHING, keep=True)
+    served = climber.run()
+    return climber.quantities(served.gradients), served
+
+
 @dataclass(slots=True)
 class _Part:
     """The query heads of one key head of one batch, and how far their row blocks have climbed."""
@@ -102,6 +116,7 @@ class _Part:
     blocks: list[Tensor]
     levels: list[int] = field(default_factory=list)
     can_climb: bool = True
+    kept: dict[tuple[int, int], tuple[BackwardQuantities, BackwardError]] = field(default_factory=dict)
 
 
 class _Climber:
@@ -112,8 +127,10 @@ class _Climber:
         out: Tensor | None,
         lse: Tensor | None,
         block_bytes: int,
+        *,
+        keep: bool = False,
     ) -> None:
-        self.problem, self.allowed = problem, allowed
+        self.problem, self.allowed, self.keep = problem, allowed, keep
         self.parts: list[_Part] = []
         for b in range(problem.batch):
             for kv in range(problem.num_kv_heads):
@@ -158,8 +175,8 @@ class _Climber:
         """Values, proved errors, and what float64 lost in rounding and adding up blocks."""
         totals = like(self.problem, 0.0), like(self.problem, 0.0), like(self.problem, 0.0)
         for piece in self.parts:
-            for rows, level in zip(piece.blocks, piece.levels, strict=True):
-                got, error = _block(piece, rows, level)
+            for n, (rows, level) in enumerate(zip(piece.blocks, piece.levels, strict=True)):
+                got, error = self.block(piece, n, rows, level)
                 for name, value in totals[0].named():
                     index = self.index(piece, name, rows)
                     block = getattr(got, name).reshape(value[index].shape)
@@ -168,6 +185,42 @@ class _Climber:
                     lost = ROUNDING * (block.abs() * (level > 0) + value[index].abs())
                     getattr(totals[2], name)[index] += lost
         return totals
+
+    def block(
+        self, piece: _Part, n: int, rows: Tensor, level: int
+    ) -> tuple[BackwardQuantities, BackwardError]:
+        """``_block``; kept for the next round only where the caller wants the quadratic quantities."""
+        if not self.keep:
+            return _block(piece, rows, level)
+        if (n, level) not in piece.kept:
+            piece.kept[n, level] = _block(piece, rows, level)
+        return piece.kept[n, level]
+
+    def quantities(self, gradients: Gradients) -> BackwardQuantities:
+        """The kept blocks put together, with these gradients."""
+        p = self.problem
+        heads = (p.batch, p.num_heads, p.num_queries)
+        pairs = {name: torch.zeros(*heads, p.num_keys, dtype=torch.float64) for name in _PAIRS}
+        delta = torch.zeros(heads, dtype=torch.float64)
+        for piece in self.parts:
+            for n, (rows, level) in enumerate(zip(piece.blocks, piece.levels, strict=True)):
+                got = piece.kept[n, level][0]
+                span = slice(int(rows[0]), int(rows[-1]) + 1)
+                delta[piece.b, piece.heads, span] = got.delta[0]
+                for name, whole in pairs.items():
+                    whole[piece.b, piece.heads, span] = getattr(got, name)[0]
+        return BackwardQuantities(
+            dq=gradients.dq,
+            dk=gradients.dk,
+            dv=gradients.dv,
+            dbias=gradients.dbias,
+            dsink=gradients.dsink,
+            dscale=gradients.dscale,
+            probabilities=pairs["probabilities"],
+            grad_probabilities=pairs["grad_probabilities"],
+            grad_scores=pairs["grad_scores"],
+            delta=delta,
+        )
 
     def index(self, piece: _Part, name: str, rows: Tensor) -> tuple[int | slice, ...]:
         """Where a block's gradient ``name`` adds into the whole problem's."""

@@ -230,7 +230,9 @@ def _out_error(
     magnitude = _rows_times(problem, got.probabilities, values)
     moved = _rows_times(problem, softmax.moved, values) + softmax.raised.unsqueeze(-1) * magnitude
     # Whatever the weights are, O lies between the smallest and the largest value, 0 included.
-    largest = values.amax(-2, keepdim=True) if problem.num_keys else values.new_zeros(1, 1, 1, 1)
+    largest = (
+        values.amax(-2, keepdim=True) if problem.num_keys else values.new_zeros(1, problem.num_kv_heads, 1, 1)
+    )
     ceiling = 2.0 * largest.repeat_interleave(problem.group, 1)
     error = _proved(moved / softmax.lowest.unsqueeze(-1), ceiling)
     error = error + (softmax.rounding + unit.dot(problem.num_keys)) * magnitude + _UNDERFLOW

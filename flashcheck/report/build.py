@@ -5,7 +5,10 @@ from __future__ import annotations
 import datetime
 import hashlib
 import importlib.metadata
+import json
+import math
 import platform
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +18,32 @@ import flashcheck
 from flashcheck.certify import Finding, Outcome, TensorSummary
 from flashcheck.checks import Location, Status
 from flashcheck.checks.judged import on_device
+from flashcheck.detail import Detail, Point
 from flashcheck.inputs.coverage import required
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.kernel import Kernel
+from flashcheck.masks import ALIGNMENTS
+from flashcheck.problem import OPTIONS
 from flashcheck.report.certificate import (
     Certificate,
     CheckPart,
     CoveragePart,
     Element,
     FindingPart,
+    HistogramPart,
     KernelPart,
     MachinePart,
+    OraclePart,
+    PointsPart,
     RunPart,
     SlackPart,
     TensorPart,
 )
+from flashcheck.report.pictures import pictures_of
+from flashcheck.report.upgrade import problem_id
+
+MOST_POINTS = 200
+"""Per dtype and tensor: a certificate of 5,000 problems stays under a megabyte."""
 
 
 def certificate_of(
@@ -38,16 +52,19 @@ def certificate_of(
     device: str,
     command: str,
     started: datetime.datetime,
+    load_name: str = "",
     probed: dict[str, Any] | None = None,
 ) -> Certificate:
     """The certificate of one run of ``kernel`` on ``device``; ``command`` repeats it.
 
+    ``load_name``: by which ``flashcheck.loading.load`` finds the kernel, where it does.
     ``probed``: what a probe of the device found (``probe.gate.Gate.describe``).
     """
     plan = outcome.plan
+    problems: dict[str, dict[str, Any]] = {}
     return Certificate(
         verdict=outcome.verdict.value,
-        kernel=_kernel_part(kernel, device),
+        kernel=_kernel_part(kernel, device, load_name),
         machine=MachinePart(
             device=_device_name(device),
             model=_machine(kernel, device),
@@ -63,12 +80,13 @@ def certificate_of(
             planned=len(plan.cases),
             judged=outcome.judged,
             seconds=round(outcome.seconds, 3),
+            durations={dtype: round(spent, 3) for dtype, spent in outcome.durations.items()},
             started=started.isoformat(timespec="seconds"),
             stopped=outcome.stopped,
             command=command,
         ),
         tensors=[
-            _tensor_part(outcome, dtype, name, summary)
+            _tensor_part(outcome, dtype, name, summary, problems)
             for (dtype, name), summary in sorted(outcome.tensors.items(), key=_order(plan.dtypes))
         ],
         checks=[
@@ -81,7 +99,7 @@ def certificate_of(
             )
             for (dtype, name), counts in outcome.checks.items()
         ],
-        findings=[_finding_part(f) for f in outcome.findings],
+        findings=[_finding_part(f, problems) for f in outcome.findings],
         slack=[
             SlackPart(
                 dtype=dtype,
@@ -92,10 +110,25 @@ def certificate_of(
             )
             for (dtype, family, tensor), median in outcome.median_slack().items()
         ],
+        oracle=[
+            OraclePart(
+                dtype=dtype,
+                family=family,
+                direction="forward" if direction == "forward" else "backward",
+                fp64=rows["fp64"],
+                double_double=rows["double-double"],
+                exact=rows["exact"],
+                unresolved=rows["unresolved"],
+            )
+            for (dtype, family, direction), rows in sorted(outcome.rungs.items())
+        ],
         coverage=CoveragePart(
             required=list(required(kernel.capabilities)),
             missing={dtype: list(labels) for dtype, labels in outcome.missing.items()},
+            undeclared=undeclared(kernel),
         ),
+        problems=problems,
+        pictures=pictures_of(outcome),
         judge_faults=outcome.judge_faults,
     )
 
@@ -126,7 +159,7 @@ def _machine(kernel: Kernel, device: str) -> dict[str, Any]:
     return kernel.machine(torch.device(device)).describe()
 
 
-def _kernel_part(kernel: Kernel, device: str) -> KernelPart:
+def _kernel_part(kernel: Kernel, device: str, load_name: str) -> KernelPart:
     arithmetic: dict[str, dict[str, Any]] = {}
     low, high = kernel.capabilities.head_dim
     dim = min(max(64, low), high)
@@ -135,11 +168,35 @@ def _kernel_part(kernel: Kernel, device: str) -> KernelPart:
         arithmetic[dtype] = kernel.arithmetic(on_device(spec.outline(), torch.device(device))).describe()
     return KernelPart(
         name=kernel.name,
+        load_name=load_name,
         source=kernel.source,
         source_sha256=_hash(kernel.source),
-        capabilities=kernel.capabilities.describe(),
+        capabilities=_plain(kernel.capabilities.describe()),
         arithmetic=arithmetic,
+        backward=kernel.backward is not None,
     )
+
+
+def undeclared(kernel: Kernel) -> list[str]:
+    """What attention can have and this kernel does not declare."""
+    c = kernel.capabilities
+    absent = [f"option {name}" for name in OPTIONS if name not in c.options]
+    if "causal" in c.options:
+        absent += [f"causal={a}" for a in ALIGNMENTS if a not in c.causal]
+    features = {
+        "backward": kernel.backward is not None,
+        "log-sum-exp": c.lse,
+        "grouped heads": c.gqa,
+        "value dim differs": c.value_dim_differs,
+        "rows that see no key": c.empty_rows,
+        "Nq != Nk": c.cross_lengths,
+        "zero keys": c.zero_length,
+        "any strides": c.any_strides,
+        "NaN and inf stay in their rows": c.isolates_nonfinite,
+        "bitwise repeatable": c.deterministic,
+    }
+    absent += [name for name, declared in features.items() if not declared]
+    return absent + [f"{a} together with {b}" for a, b in c.not_together]
 
 
 def _hash(source: str) -> str:
@@ -168,7 +225,52 @@ def _element(where: Location | None) -> Element | None:
     )
 
 
-def _tensor_part(outcome: Outcome, dtype: str, name: str, summary: TensorSummary) -> TensorPart:
+def inputs_sha256(spec: ProblemSpec) -> str:
+    """Of the bytes of every tensor of the problem, in the order of its fields."""
+    problem = spec.build()
+    digest = hashlib.sha256()
+    for field in fields(problem):
+        value = getattr(problem, field.name)
+        if isinstance(value, torch.Tensor):
+            digest.update(field.name.encode() + b"\0" + bytes(value.contiguous().view(torch.uint8).flatten()))
+    return digest.hexdigest()
+
+
+def _known(spec: ProblemSpec | None, problems: dict[str, dict[str, Any]]) -> str | None:
+    """The problem's id; its spec is noted in ``problems``."""
+    if spec is None:
+        return None
+    data = _plain(spec.to_json())
+    problems[problem_id(data)] = data
+    return problem_id(data)
+
+
+def _plain(data: dict[str, Any]) -> dict[str, Any]:
+    """As it comes back from a file: tuples are lists."""
+    plain: dict[str, Any] = json.loads(json.dumps(data))
+    return plain
+
+
+def _points(detail: Detail, problems: dict[str, dict[str, Any]]) -> PointsPart:
+    step = max(1, math.ceil(len(detail.points) / MOST_POINTS))
+    chosen: list[Point] = detail.points[::step]
+    worst = max(detail.points, key=lambda p: p.margin, default=None)
+    if worst is not None and all(p is not worst for p in chosen):
+        chosen.append(worst)
+    return PointsPart(
+        problem=[str(_known(p.spec, problems)) for p in chosen],
+        error=[p.error for p in chosen],
+        bound=[p.bound for p in chosen],
+        margin=[p.margin for p in chosen],
+        rms_error=[p.rms_error for p in chosen],
+        rms_predicted=[p.rms_predicted for p in chosen],
+    )
+
+
+def _tensor_part(
+    outcome: Outcome, dtype: str, name: str, summary: TensorSummary, problems: dict[str, dict[str, Any]]
+) -> TensorPart:
+    detail, typical = summary.detail, summary.detail.typical_rms()
     special = [counts for (d, c), counts in outcome.checks.items() if d == dtype and _is_special(c)]
     passed = sum(counts[Status.PASS] for counts in special)
     failed = sum(counts[Status.FAIL] for counts in special)
@@ -186,12 +288,17 @@ def _tensor_part(outcome: Outcome, dtype: str, name: str, summary: TensorSummary
         over_bound=summary.over,
         worst_margin=summary.worst.margin if summary.worst else 0.0,
         worst=_element(summary.worst),
-        worst_problem=summary.worst_spec.to_json() if summary.worst_spec else None,
+        worst_problem=_known(summary.worst_spec, problems),
+        worst_inputs_sha256=inputs_sha256(summary.worst_spec) if summary.worst_spec else None,
         rms_ratio=tally.ratio,
         rms_standard_error=None
         if tally.ratio is None
         else tally.standard_error / (2 * max(tally.ratio, 1e-9)),
         rms_judged=summary.rms.judges,
+        rms_error=typical[0] if typical else None,
+        rms_predicted=typical[1] if typical else None,
+        histogram=HistogramPart(exact=detail.exact, bins=detail.bins, above=detail.above),
+        points=_points(detail, problems) if detail.points else None,
         special_passed=passed,
         special_total=passed + failed,
         verdict="fail" if rejected else "pass",
@@ -202,7 +309,7 @@ def _is_special(check: str) -> bool:
     return not check.endswith((".bound", ".rms", ".algorithm"))
 
 
-def _finding_part(finding: Finding) -> FindingPart:
+def _finding_part(finding: Finding, problems: dict[str, dict[str, Any]]) -> FindingPart:
     record = finding.record
     return FindingPart(
         check=record.check,
@@ -211,7 +318,7 @@ def _finding_part(finding: Finding) -> FindingPart:
         cases=finding.cases,
         where=_element(record.where),
         problem=record.problem,
-        spec=None if finding.spec is None else finding.spec.to_json(),
+        problem_id=_known(finding.spec, problems),
         evidence=list(record.evidence),
         likely=list(finding.diagnoses),
     )

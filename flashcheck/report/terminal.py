@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.report.certificate import Certificate, FindingPart, TensorPart
 
 _STYLE = {"certified": "bold green", "rejected": "bold red", "incomplete": "bold yellow"}
@@ -20,6 +20,9 @@ _MEANING = {
     "judge failed": "no verdict on the kernel: the checker or its platform is at fault",
 }
 _LINES_PER_FINDING = 12
+
+SPEC_DEFAULTS: dict[str, Any] = {"num_queries": 16, "num_keys": 16, "head_dim": 16, "family": "normal"}
+"""Of ``ProblemSpec``, which leaves defaults out; repeated here so that reports need no torch."""
 
 
 def print_certificate(console: Console, certificate: Certificate, verbose: bool = False) -> None:
@@ -32,7 +35,7 @@ def print_certificate(console: Console, certificate: Certificate, verbose: bool 
         soft_wrap=True,
     )
     if certificate.tensors:
-        console.print(tensor_table(certificate.tensors))
+        console.print(tensor_table(certificate))
     if verbose and certificate.slack:
         console.print(slack_table(certificate))
     for finding in certificate.findings:
@@ -56,7 +59,7 @@ def print_ending(console: Console, certificate: Certificate, path: str) -> None:
     console.print(Text(f"again        {certificate.run.command}"), soft_wrap=True)
 
 
-def tensor_table(tensors: list[TensorPart]) -> Table:
+def tensor_table(certificate: Certificate) -> Table:
     """cases, worst margin and where, rms ratio, special cases, verdict."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading, side in (
@@ -71,7 +74,7 @@ def tensor_table(tensors: list[TensorPart]) -> Table:
         ("verdict", "left"),
     ):
         table.add_column(heading, justify="right" if side == "right" else "left", no_wrap=heading != "at")
-    for t in tensors:
+    for t in certificate.tensors:
         style = "green" if t.verdict == "pass" else "bold red"
         table.add_row(
             t.dtype,
@@ -79,7 +82,7 @@ def tensor_table(tensors: list[TensorPart]) -> Table:
             f"{t.cases:,}",
             f"{t.elements:,}",
             _number(t.worst_margin),
-            _place(t),
+            place(t, certificate.problems),
             _ratio(t),
             f"{t.special_passed}/{t.special_total}",
             Text(t.verdict, style=style),
@@ -135,10 +138,16 @@ def _ratio(t: TensorPart) -> str:
     return _number(t.rms_ratio) + ("" if t.rms_judged else " *")
 
 
-def _place(t: TensorPart) -> str:
+def place(t: TensorPart, problems: dict[str, dict[str, Any]]) -> str:
+    """Index of the worst element and its problem in short."""
     if t.worst is None or t.worst_problem is None:
         return "-"
-    spec = ProblemSpec.from_json(t.worst_problem)
     index = ",".join(str(i) for i in t.worst.index)
-    causal = f" {spec.causal}" if spec.causal else ""
-    return f"[{index}] {spec.num_queries}x{spec.num_keys} d={spec.head_dim}{causal} {spec.family}"
+    return f"[{index}] {short(problems[t.worst_problem])}"
+
+
+def short(spec: dict[str, Any]) -> str:
+    """Lengths, head dim, causality and value family of a problem spec, defaults filled in."""
+    get = {**SPEC_DEFAULTS, **spec}.get
+    causal = f" {get('causal')}" if get("causal") else ""
+    return f"{get('num_queries')}x{get('num_keys')} d={get('head_dim')}{causal} {get('family')}"

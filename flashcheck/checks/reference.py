@@ -1,0 +1,150 @@
+"""The oracle's answer to a judged problem, from the lowest rung that a verdict can rest on.
+
+Float64 first. A row climbs where float64's own proved error exceeds 1/64 of what the kernel is allowed, or
+where the verdict on an element hinges on it: the kernel's value is accepted at one end of that error and
+rejected at the other. ``oracle.screen`` passes ordinary rows at the cost of a few norms.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashcheck.bounds.interval import Interval
+from flashcheck.bounds.result import BackwardBound, ForwardBound, TensorBound
+from flashcheck.formats import round_nearest
+from flashcheck.kernel import ForwardResult
+from flashcheck.oracle import ladder, ladder_backward, screen
+from flashcheck.oracle.ladder import RUNGS, AllowedForward, demand
+from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
+from flashcheck.problem import Problem
+
+UNRESOLVED = "unresolved"
+"""Counted next to the rungs: rows whose need not even the last rung can prove to be met."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardReference:
+    """Forward quantities; rows: rung -> rows served; climbed: some row left float64."""
+
+    quantities: ForwardQuantities
+    rows: Counter[str]
+    climbed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardReference:
+    """Gradients and what their bounds need; rows and climbed as in ``ForwardReference``."""
+
+    quantities: BackwardQuantities
+    rows: Counter[str]
+    climbed: bool
+
+
+def forward_reference(
+    problem: Problem, low: ForwardQuantities, bound: ForwardBound, result: ForwardResult | None
+) -> ForwardReference:
+    """Forward quantities good enough for ``bound``.
+
+    Args:
+        low: float64's, and bound: the bound made of them.
+        result: the kernel's answer, None where it has none.
+    """
+    out_error, lse_error = screen.forward_error(problem, low)
+    out = _needed(bound.out, out_error, None if result is None else result.out)
+    lse = _needed(bound.lse, lse_error, None if result is None else result.lse)
+    asked = (out_error > demand(out, low.out)).any(-1) | (lse_error > demand(lse, low.lse))
+    total = low.lse.numel()
+    rows = asked.any(0).any(0).nonzero().squeeze(-1)
+    if not len(rows):
+        return ForwardReference(low, Counter({RUNGS[0]: total}), climbed=False)
+    wanted = AllowedForward(
+        torch.where(asked.unsqueeze(-1), out, torch.inf)[:, :, rows],
+        torch.where(asked, lse, torch.inf)[:, :, rows],
+    )
+    served = ladder.forward_rows(problem, wanted, rows)
+    counts = _counted(served.rung, total)
+    if unresolved := int((~served.resolved).sum()):
+        counts[UNRESOLVED] = unresolved
+    if not bool((served.rung > 0).any()):
+        return ForwardReference(low, counts, climbed=False)
+    place = (served.rung > 0).nonzero().unbind(-1)
+    into = (place[0], place[1], rows[place[2]])
+    replaced = {}
+    for name in ForwardQuantities.__slots__:
+        whole = getattr(low, name).clone()
+        whole[into] = getattr(served.quantities, name)[place]
+        replaced[name] = whole
+    return ForwardReference(ForwardQuantities(**replaced), counts, climbed=True)
+
+
+def backward_reference(
+    problem: Problem,
+    forward: ForwardQuantities,
+    low: BackwardQuantities,
+    bound: BackwardBound,
+    gradients: Mapping[str, Tensor],
+    stored: tuple[Tensor, Tensor] | None,
+) -> BackwardReference:
+    """Gradients good enough for ``bound``.
+
+    Args:
+        forward: the served forward quantities; low: float64's gradients, bound: the bound made of them.
+        gradients: the kernel's, by name; empty where it has none.
+        stored: O and LSE on which the gradients are conditional, None where they are from scratch.
+    """
+    rows = forward.lse.numel()
+    out, lse = (None, None) if stored is None else stored
+    errors = screen.backward_error(problem, forward, low, out=out, lse=lse)
+    allowed = ladder_backward.like(problem, torch.inf)
+    enough = True
+    for name, tensor_bound in bound.tensors.items():
+        needed = _needed(tensor_bound, errors[name], gradients.get(name))
+        getattr(allowed, name).copy_(needed)
+        enough &= bool((errors[name] <= demand(needed, getattr(low, name))).all())
+    if enough or not low.dq.numel():
+        return BackwardReference(low, Counter({RUNGS[0]: rows}), climbed=False)
+    quantities, served = ladder_backward.backward_quantities(problem, allowed, out, lse)
+    counts = _counted(served.rung, rows)
+    if not served.resolved:
+        counts[UNRESOLVED] = int((served.rung == len(RUNGS) - 1).sum())
+    climbed = bool((served.rung > 0).any())
+    return BackwardReference(quantities if climbed else low, counts, climbed)
+
+
+def _counted(rung: Tensor, total: int) -> Counter[str]:
+    counts = Counter({name: int((rung == n).sum()) for n, name in enumerate(RUNGS) if n})
+    counts[RUNGS[0]] = total - sum(counts.values())
+    return +counts
+
+
+def _needed(bound: TensorBound, error: Tensor, got: Tensor | None) -> Tensor:
+    """What the oracle may err by: the smaller of both tiers' limits, and 0 where the verdict hinges on it."""
+    intervals = [bound.interval] if bound.centred is None else [bound.interval, bound.centred]
+    needed = torch.stack([x.error for x in intervals]).amin(0)
+    if got is None:
+        return needed
+    for interval in intervals:
+        needed = torch.where(hinges(interval, got.double(), error), 0.0, needed)
+    return needed
+
+
+def hinges(interval: Interval, got: Tensor, error: Tensor) -> Tensor:
+    """True where moving ``interval.exact`` or its limit by ``error`` changes whether ``got`` is accepted."""
+    exact = interval.exact
+
+    def accepted(limit: Tensor) -> Tensor:
+        lower, upper = (round_nearest(exact + sign * limit, interval.fmt) for sign in (-1.0, 1.0))
+        return (got >= lower) & (got <= upper)
+
+    judged = torch.isfinite(got) & torch.isfinite(exact) & torch.isfinite(interval.error)
+    error = torch.where(judged & torch.isfinite(error), error, 0.0)
+    limit = torch.where(judged, interval.error, 0.0)
+    doubtful = judged & ~accepted((limit - error).clamp(min=0.0))
+    if not bool(doubtful.any()):
+        return doubtful
+    return doubtful & accepted(limit + error)

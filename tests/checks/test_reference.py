@@ -1,0 +1,164 @@
+"""Verdicts rest on the rung that they need: without the climb, right kernels fail and wrong ones pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashcheck.arithmetic import Accumulator, Arithmetic, Machine, flash
+from flashcheck.bounds.interval import Interval, rounded_interval
+from flashcheck.bounds.result import ForwardBound, TensorBound
+from flashcheck.checks import CHECKS, Judged, Status, reference
+from flashcheck.checks.reference import forward_reference, hinges
+from flashcheck.formats import FP32
+from flashcheck.kernel import Capabilities, ForwardResult, Kernel
+from flashcheck.oracle import exact, fp64
+from flashcheck.problem import Problem
+from tests.oracle.problems import random_problem
+from tests.oracle.test_ladder import NearTie, near_ties
+
+EXACT_SUMS = Machine("exact sums", accumulators={"fp32": Accumulator(precision=113)}, fused_multiply_add=True)
+"""A matrix unit with a long accumulator: its kernels tell near-ties apart that float64 does not."""
+
+
+def declared(_: Problem) -> Arithmetic:
+    return flash(FP32, scale_placement="exponent_subtract_first", scale_roundings=0, block_keys=16)
+
+
+def subject(out: Tensor, lse: Tensor, gradients: dict[str, Tensor] | None = None) -> Kernel:
+    """A kernel on ``EXACT_SUMS`` that returns these tensors."""
+    return Kernel(
+        "subject",
+        lambda _: ForwardResult(out.float(), lse.float()),
+        backward=None if gradients is None else lambda *_: {n: x.float() for n, x in gradients.items()},
+        capabilities=Capabilities(dtypes=("fp32",), options=("scale",), lse=True),
+        arithmetic=declared,
+        machine=lambda _: EXACT_SUMS,
+    )
+
+
+def cancelling() -> Problem:
+    """q = (1, 1, 1), k = (2^60, 1, -2^60) and (2^60, 2, -2^60)."""
+    p = near_ties()[0].problem
+    return p.replaced(q=p.q.float(), k=p.k.float(), v=p.v.float())
+
+
+def verdict(kernel: Kernel, problem: Problem, check: str) -> Status:
+    return CHECKS[check].on(Judged(kernel, problem)).status
+
+
+def never_climb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "demand", lambda _, value: torch.full_like(value, torch.inf))
+
+
+def test_without_the_climb_the_forward_verdict_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = cancelling()
+    low, right = fp64.forward(problem), exact.forward_all(problem)
+    assert abs(float(right.out) - 0.7310585786300049) < 1e-15
+    assert float(low.out) == 0.5
+    honest, fooled = subject(right.out, right.lse), subject(low.out, low.lse)
+    assert verdict(honest, problem, "forward.bound") is Status.PASS
+    assert verdict(fooled, problem, "forward.bound") is Status.FAIL
+    never_climb(monkeypatch)
+    assert verdict(honest, problem, "forward.bound") is Status.FAIL
+    assert verdict(fooled, problem, "forward.bound") is Status.PASS
+
+
+def test_without_the_climb_the_backward_verdict_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = cancelling().replaced(dout=torch.ones(1, 1, 1, 1))
+    right = exact.forward_all(problem)
+    stored = right.out.float(), right.lse.float()
+    gradients = exact.backward(problem, *stored).rounded(problem)
+    honest = subject(right.out, right.lse, {"dq": gradients.dq, "dk": gradients.dk, "dv": gradients.dv})
+    low = fp64.backward(problem, *stored)
+    fooled = subject(right.out, right.lse, {"dq": low.dq, "dk": low.dk, "dv": low.dv})
+    assert verdict(honest, problem, "backward.bound") is Status.PASS
+    assert verdict(fooled, problem, "backward.bound") is Status.FAIL
+    never_climb(monkeypatch)
+    assert verdict(honest, problem, "backward.bound") is Status.FAIL
+
+
+def bound_of(out: Tensor, lse: Tensor, error: float) -> ForwardBound:
+    def tensor(x: Tensor) -> TensorBound:
+        interval = rounded_interval(x, torch.full_like(x, error), FP32)
+        return TensorBound(interval, torch.zeros_like(x), torch.zeros_like(x).bool(), prediction_gates=False)
+
+    return ForwardBound(tensor(out), tensor(lse))
+
+
+@pytest.mark.parametrize("case", near_ties(), ids=lambda case: case.name)
+def test_near_ties_are_served_by_the_rung_that_settles_them(case: NearTie) -> None:
+    """A bound of 2^-20 around float64's value excludes the right one; around the served value it does not."""
+    low = fp64.forward(case.problem)
+    served = forward_reference(case.problem, low, bound_of(low.out, low.lse, 2.0**-20), None)
+    assert served.climbed
+    assert abs(float(served.quantities.out) - case.expected) < 1e-12
+    right = torch.full_like(low.out, case.expected).float()
+    for quantities, accepted in ((low, False), (served.quantities, True)):
+        interval = bound_of(quantities.out, quantities.lse, 2.0**-20).out.interval
+        assert bool(interval.accepts(right)) is accepted
+    # LSE lies at 2e14 and 1e30: float64 itself is coarser than the bound there, and this is said.
+    assert served.rows[case.served_by] == 1 or served.rows["exact"] == 1
+
+
+def test_a_bound_that_excludes_nothing_asks_for_nothing() -> None:
+    for case in near_ties():
+        low = fp64.forward(case.problem)
+        served = forward_reference(case.problem, low, bound_of(low.out, low.lse, torch.inf), None)
+        assert served.rows == {"fp64": 1}
+        assert not served.climbed
+
+
+def interval(exact_value: float, error: float) -> Interval:
+    """With this limit to the bit: ``rounded_interval`` adds a little."""
+    x = torch.tensor([exact_value], dtype=torch.float64)
+    return replace(rounded_interval(x, torch.zeros_like(x), FP32), error=torch.full_like(x, error))
+
+
+def test_a_verdict_hinges_only_at_the_end_of_what_is_accepted() -> None:
+    ulp, error = 2.0**-23, torch.tensor([2.0**-50])
+    edge = interval(1.0, 2.5 * ulp)  # its end lies on a rounding boundary
+    for offset, expected in ((0, False), (1, False), (2, False), (3, True), (4, False)):
+        got = torch.tensor([1.0 + offset * ulp], dtype=torch.float64)
+        assert bool(hinges(edge, got, error)) is expected, offset
+    inside = interval(1.0, 2.7 * ulp)  # here it does not
+    assert not bool(hinges(inside, torch.tensor([1.0 + 3 * ulp], dtype=torch.float64), error))
+    assert not bool(hinges(edge, torch.tensor([torch.nan], dtype=torch.float64), error))
+
+
+def test_a_row_climbs_because_the_verdict_on_it_hinges() -> None:
+    gen = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 4, 8, generator=gen) for _ in range(3))
+    problem = Problem(q=q, k=k, v=v)
+    low = fp64.forward(problem)
+    bound = bound_of(low.out, low.lse, 1e-6)
+    # An end that is a rounding boundary to within float64's error, and the kernel exactly there.
+    end = bound.out.interval.upper[0, 0, 2, 3]
+    half = float(torch.nextafter(end.float(), torch.tensor(torch.inf)).double() - end) / 2
+    bound.out.interval.error[0, 0, 2, 3] = end + half - low.out[0, 0, 2, 3]
+    got = low.out.float()
+    got[0, 0, 2, 3] = end.float() + 2 * half
+    calm = forward_reference(problem, low, bound, ForwardResult(low.out.float(), low.lse.float()))
+    assert calm.rows == {"fp64": 4}
+    hinging = forward_reference(problem, low, bound, ForwardResult(got, low.lse.float()))
+    assert hinging.rows["fp64"] == 3
+    assert sum(hinging.rows.values()) == 4
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_judging_counts_every_row_once(seed: int) -> None:
+    problem = random_problem(seed, max_length=6).replaced(dout=None, dlse=None)
+    low = fp64.forward(problem)
+    served = forward_reference(problem, low, bound_of(low.out, low.lse, 1e-25), None)
+    assert sum(n for name, n in served.rows.items() if name != reference.UNRESOLVED) == low.lse.numel()
+    for name, field in named(served.quantities):
+        assert field.shape == getattr(low, name).shape
+
+
+def named(quantities: object) -> Iterator[tuple[str, Tensor]]:
+    for name in type(quantities).__slots__:  # type: ignore[attr-defined]
+        yield name, getattr(quantities, name)
