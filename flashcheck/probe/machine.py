@@ -120,7 +120,7 @@ def _product(declared: Machine, found: ProductFinding) -> list[str]:
     model = model_of(found)
     if model is None:
         return []
-    field = f"accumulators[{found.operands}]"
+    field = f"accumulators[{found.operands}]" if found.operands in declared.accumulators else "vector"
     return _sums(label, field, declared.accumulator(format_named(found.operands)), model)
 
 
