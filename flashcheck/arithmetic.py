@@ -54,6 +54,8 @@ class Arithmetic:
             minus the maximum; ``operands``: q and k are each multiplied by sqrt(scale) and rounded
             to fp32 (to ``product_format`` where that is narrower) before the product.
         scale_roundings: roundings (fp32) in the constant that multiplies the scores.
+        score_roundings: further fp32 roundings of each finished score, such as a change of base of its own.
+        scaled_score_format: the finished score (scaled, biased) is rounded into this format (None: not).
         exp_error: relative error of the kernel's own exponential; None: the machine's.
         exp_flush: results of the kernel's own exponential below this may be zero; None: the machine's.
         rescale_threshold: log2 growth of the running maximum below which rescaling is skipped.
@@ -82,6 +84,8 @@ class Arithmetic:
     normalise: Normalise = "after_product"
     scale_placement: ScalePlacement = "exponent_fma"
     scale_roundings: int = 1
+    score_roundings: int = 0
+    scaled_score_format: Format | None = None
     exp_error: float | None = None
     exp_flush: float | None = None
     rescale_threshold: float = 0.0
@@ -105,8 +109,9 @@ class Arithmetic:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ArgumentError(f"Arithmetic.{name}", value, "a positive integer or None")
-        if self.scale_roundings < 0:
-            raise ArgumentError("Arithmetic.scale_roundings", self.scale_roundings, "an integer >= 0")
+        for name in ("scale_roundings", "score_roundings"):
+            if getattr(self, name) < 0:
+                raise ArgumentError(f"Arithmetic.{name}", getattr(self, name), "an integer >= 0")
         if self.splits < 1:
             raise ArgumentError("Arithmetic.splits", self.splits, "an integer >= 1")
         if not 0 <= self.rescale_threshold < 16:

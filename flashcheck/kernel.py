@@ -178,8 +178,21 @@ def as_kernel(thing: object, name: str) -> Kernel:
     if declaration is not None:
         return _from_declaration(dict(declaration), name)
     if callable(thing):
-        return from_sdpa_like(thing, name)
+        return _from_callable(thing, name)
     raise ArgumentError("KERNEL", f"{name} ({type(thing).__name__})", "a Kernel or a callable")
+
+
+def _from_callable(function: Callable[..., Any], name: str) -> Kernel:
+    """By the names in its signature: flash-attn's convention or torch's."""
+    from flashcheck.adapters.flash_attn_like import follows_flash_attn, from_flash_attn_like
+
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        parameters = {}  # type: ignore[assignment]
+    if follows_flash_attn(parameters):
+        return from_flash_attn_like(function, name, source=_source_of(function))
+    return from_sdpa_like(function, name)
 
 
 _DECLARATION_KEYS = ("name", "forward", "backward", "self_test", "capabilities", "arithmetic")

@@ -46,11 +46,13 @@ def band_sees(
 
     Rows past n_queries and keys past key_limit are never seen, so that tails need no second mask.
     """
-    m_seen = (o_i < n_queries) & (o_j < key_limit)
+    # Limits are formed a row, so that a pair costs one comparison a side.
+    o_last = tl.where(o_i < n_queries, key_limit - 1, -1)
+    if HAS_RIGHT:
+        o_last = tl.minimum(o_last, o_i + shift + right)
+    m_seen = o_j <= o_last
     if HAS_LEFT:
         m_seen = m_seen & (o_j >= o_i + shift - left)
-    if HAS_RIGHT:
-        m_seen = m_seen & (o_j <= o_i + shift + right)
     return m_seen
 
 

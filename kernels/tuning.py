@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -16,12 +17,21 @@ from kernels.interpreter import interpreted
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A launch configuration; ``block_m`` counts queries, ``block_n`` keys."""
+    """A launch configuration; ``block_m`` counts queries, ``block_n`` keys.
+
+    ``max_registers`` caps registers a thread, so that more programs share a multiprocessor; None is no cap.
+    """
 
     block_m: int
     block_n: int
     num_warps: int = 4
     num_stages: int = 2
+    max_registers: int | None = None
+
+    def launch(self) -> dict[str, Any]:
+        """The launch options of Triton that this stands for."""
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return options if self.max_registers is None else {**options, "maxnreg": self.max_registers}
 
 
 # The assembler that Triton 3.6 ships for sm90 (ptxas 12.8) miscompiles wgmma at head dims up to 32 with 4
@@ -82,6 +92,20 @@ _BACKWARD: dict[tuple[str, int, str], dict[int, Tile]] = {
         256: Tile(16, 16, 4, 1),
     },
 }
+# The kernels of kernels/hopper, 16-bit: (kernel, head dim) -> tile of calls that see all keys, and of calls
+# with a band (causal, window).
+_HOPPER: dict[tuple[str, int], tuple[Tile, Tile]] = {
+    ("forward", 64): (Tile(128, 64, 4, 3), Tile(128, 64, 4, 3)),
+    ("forward", 128): (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
+    ("forward", 256): (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
+    ("dkdv", 64): (Tile(64, 128, 8, 2), Tile(64, 128, 8, 2)),
+    ("dkdv", 128): (Tile(64, 128, 8, 1), Tile(64, 128, 8, 1)),
+    ("dkdv", 256): (Tile(32, 64, 8, 2), Tile(32, 64, 8, 2)),
+    ("dq", 64): (Tile(128, 128, 8, 2), Tile(128, 128, 8, 2)),
+    ("dq", 128): (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
+    ("dq", 256): (Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
+}
+HOPPER_HEAD_DIMS = tuple(sorted({dim for _, dim in _HOPPER}))
 # Other GPUs: what fits 100 KiB of shared memory.
 _SMALL_SHARED_MEMORY: dict[int, dict[int, Tile]] = {
     2: {64: Tile(64, 64, 4, 2), 128: Tile(64, 32, 4, 2), 256: Tile(32, 32, 4, 1)},
@@ -143,6 +167,15 @@ def backward_tile(
     return by_dim[
         next(limit for limit in sorted(by_dim) if max(padded(head_dim), padded(value_dim)) <= limit)
     ]
+
+
+def hopper_tile(
+    kernel: str, device_type: str, head_dim: int, banded: bool, num_queries: int, num_keys: int
+) -> Tile:
+    """The tile of a kernel of kernels/hopper: ``"forward"``, ``"dq"`` or ``"dkdv"``."""
+    if architecture(device_type) == "interpreter":
+        return Tile(_interpreter_side(num_queries), _interpreter_side(num_keys))
+    return _HOPPER[kernel, head_dim][banded]
 
 
 def _entry(by_dim: dict[int, Tile], head_dim: int, value_dim: int) -> Tile:

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 
 from flashcheck import emulator
 from flashcheck.kernel import Kernel
 
-BUILT_IN: dict[str, Callable[[], Kernel]] = dict(emulator.KERNELS)
-"""Name -> maker. Adapters import what they wrap only when their maker is called."""
+_MAKERS = {
+    "torch.sdpa.flash": ("torch_sdpa", "flash_kernel"),
+    "torch.sdpa.math": ("torch_sdpa", "math_kernel"),
+    "torch.sdpa.cuda.flash": ("torch_sdpa_cuda", "flash_kernel"),
+    "torch.sdpa.cuda.efficient": ("torch_sdpa_cuda", "efficient_kernel"),
+    "torch.sdpa.cuda.cudnn": ("torch_sdpa_cuda", "cudnn_kernel"),
+    "torch.flex.eager": ("torch_flex", "eager_kernel"),
+    "torch.flex.compiled": ("torch_flex", "compiled_kernel"),
+    "eager": ("eager", "eager_kernel"),
+    "jax.dot_product_attention": ("jax_attention", "dot_product_kernel"),
+    "jax.pallas.mha": ("jax_attention", "pallas_kernel"),
+}
 
 
-def _torch_sdpa_flash() -> Kernel:
-    from flashcheck.adapters.torch_sdpa import flash_kernel
+def _maker(module: str, function: str) -> Callable[[], Kernel]:
+    """Imports the adapter, and with it what it wraps, only when the kernel is asked for."""
 
-    return flash_kernel()
+    def make() -> Kernel:
+        kernel: Kernel = getattr(importlib.import_module(f"flashcheck.adapters.{module}"), function)()
+        return kernel
 
-
-def _torch_sdpa_math() -> Kernel:
-    from flashcheck.adapters.torch_sdpa import math_kernel
-
-    return math_kernel()
+    return make
 
 
-BUILT_IN["torch.sdpa.flash"] = _torch_sdpa_flash
-BUILT_IN["torch.sdpa.math"] = _torch_sdpa_math
+BUILT_IN: dict[str, Callable[[], Kernel]] = dict(emulator.KERNELS) | {
+    name: _maker(*where) for name, where in _MAKERS.items()
+}
+"""Name -> maker."""

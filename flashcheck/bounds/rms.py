@@ -138,6 +138,9 @@ def score_variance(
         stored = (scores / scale).abs() * arithmetic.score_scale
         half = half_ulp(stored, arithmetic.score_format) / arithmetic.score_scale
         variance = variance + (scale * half).square() / 3
+    variance = variance + arithmetic.score_roundings * (ROUNDING_RMS * UNIT * scores).square()
+    if arithmetic.scaled_score_format is not None:
+        variance = variance + half_ulp(scores, arithmetic.scaled_score_format).square() / 3
     return torch.where(visible, variance, 0.0)
 
 

@@ -24,7 +24,8 @@ class ScoreError:
             all scores of a row together.
         additive: True where bias, ALiBi or a cap stand between the constant and the score, so that its
             error does not act on s - m alone.
-        overflow: boolean (B, H, Nq): rows in which a score may leave the range of fp32.
+        overflow: boolean (B, H, Nq): rows in which a score may leave the range of fp32, or of
+            the format in which it is stored.
     """
 
     own: Tensor
@@ -36,7 +37,7 @@ class ScoreError:
 def score_error(
     problem: Problem, exact: ForwardQuantities, arithmetic: Arithmetic, machine: Machine
 ) -> ScoreError:
-    """Terms [S1] to [S6] of THEORY.md: everything up to and including the score in fp32."""
+    """Terms [S1] to [S8] of THEORY.md: everything up to and including the score in fp32."""
     visible = exact.visible
     scale = abs(problem.effective_scale)
     q = problem.q.double().abs()
@@ -48,6 +49,7 @@ def score_error(
     overflow = magnitude * (1 + unit.gamma(problem.head_dim)) >= FP32_MAX
     if arithmetic.score_format is not None:  # [S2]
         dot = dot + _storage_error(magnitude + dot, arithmetic)
+        overflow = overflow | dot.isinf()  # also where the scale is 0: 0 * inf is NaN
     own = scale * dot
     if arithmetic.scale_placement == "operands":  # [S3]
         operand_unit = max(UNIT, 0.0 if arithmetic.product_format is None else operand.unit_roundoff)
@@ -70,8 +72,15 @@ def score_error(
     if additive:  # [S6]
         added = finite + products  # >= |bias + alibi|
         own = own + UNIT * (3 * added + 2 * finite) + constant * products
+    if arithmetic.score_roundings:  # [S7]
+        own = own + arithmetic.score_roundings * UNIT * (finite + own)
+    if (fmt := arithmetic.scaled_score_format) is not None:  # [S8]
+        reach = finite + own
+        own = own + torch.where(reach >= fmt.overflow_threshold, torch.inf, half_ulp(reach, fmt))
     own = torch.where(visible, own, 0.0)
-    rows = (visible & (overflow | (scale * magnitude >= FP32_MAX) | (finite >= FP32_MAX))).any(-1)
+    rows = (visible & (own.isinf() | overflow | (scale * magnitude >= FP32_MAX) | (finite >= FP32_MAX))).any(
+        -1
+    )
     own = torch.where(visible & overflow, torch.inf, own)
     return ScoreError(own, constant, additive, rows)
 

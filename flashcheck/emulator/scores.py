@@ -76,6 +76,8 @@ class Scores:
             s = self._scaled(s, rows, keys)
         elif self._added or self.problem.softcap is not None:
             s = self._shaped(s.double(), rows, keys)
+        if self.arithmetic.scaled_score_format is not None:
+            s = round_to(s, self.arithmetic.scaled_score_format)
         return torch.where(self.visible[..., rows, keys], s, -torch.inf)
 
     def _product(self, keys: slice, rows: slice) -> Tensor:

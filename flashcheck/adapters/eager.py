@@ -1,0 +1,64 @@
+"""The eager attention that model libraries run: products in the storage dtype, softmax in fp32.
+
+    scores = (q k^T) * scale        each product of torch rounds its result into the storage dtype
+    p = softmax(scores in fp32), rounded into the storage dtype
+    o = p v, rounded into the storage dtype
+
+As in transformers' ``eager_attention_forward`` (models/llama/modeling_llama.py, the common pattern).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from flashcheck.adapters.sdpa_masks import additive_mask
+from flashcheck.arithmetic import Arithmetic, flash
+from flashcheck.kernel import Capabilities, ForwardResult, Kernel
+from flashcheck.problem import Problem
+
+CAPABILITIES = Capabilities(
+    dtypes=("fp16", "bf16", "fp32"),
+    options=("scale", "causal", "mask"),
+    causal=("top_left",),
+    value_dim_differs=True,
+    gqa=True,
+    lse=False,
+    empty_rows=False,  # softmax over nothing but -inf is NaN
+    zero_length=False,
+    isolates_nonfinite=False,  # hidden keys are multiplied by a probability of zero: NaN * 0
+)
+
+
+def eager_kernel() -> Kernel:
+    """``eager``: what a model runs when no fused kernel is chosen."""
+    return Kernel(
+        name="eager",
+        forward=_forward,
+        capabilities=CAPABILITIES,
+        arithmetic=eager_arithmetic,
+        source=f"torch {torch.__version__} matmul, softmax",
+    )
+
+
+def eager_arithmetic(problem: Problem) -> Arithmetic:
+    """The scores are rounded twice into the storage dtype: as a product, and after the scale."""
+    fmt = problem.format
+    return flash(
+        fmt,
+        normalise="before_product",
+        scale_placement="scores",
+        scale_roundings=1,
+        score_format=fmt,
+        scaled_score_format=fmt,
+    )
+
+
+def _forward(problem: Problem) -> ForwardResult:
+    p = problem
+    k, v = (x.repeat_interleave(p.group, dim=1) if p.group != 1 else x for x in (p.k, p.v))
+    scores = torch.matmul(p.q, k.transpose(2, 3)) * p.effective_scale
+    mask = additive_mask(p, fold_causal=True)
+    if mask is not None:
+        scores = scores + mask.to(scores.dtype)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(p.q.dtype)
+    return ForwardResult(torch.matmul(weights, v))

@@ -1,0 +1,180 @@
+"""torch's ``scaled_dot_product_attention`` on CUDA: FlashAttention-2, memory-efficient and cuDNN back ends.
+
+Each is called through its operator, which returns the LSE and takes a stored O and LSE in its backward.
+Read from torch (aten/src/ATen/native/transformers/cuda) and flash-attention (csrc/flash_attn/src):
+
+flash
+    Scale and log2 e are one fp32 constant (two roundings), fused with the subtraction of the maximum.
+    Causality counts from the bottom right. LSE of an empty row is +inf. dQ is summed by atomics.
+efficient
+    Scores are multiplied by that constant first. Causality counts from the top left. The LSE's rows are
+    padded to a multiple of 32.
+cudnn
+    Closed source: a flash attention of the usual arithmetic, tiles unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashcheck.arithmetic import Arithmetic, flash
+from flashcheck.kernel import Capabilities, ForwardResult, Kernel
+from flashcheck.problem import Problem
+
+FLASH_CAPABILITIES = Capabilities(
+    dtypes=("fp16", "bf16"),
+    options=("scale", "causal"),
+    causal=("bottom_right",),
+    head_dim=(8, 256),
+    head_dim_multiple=8,
+    value_dim_differs=False,
+    gqa=True,
+    lse=True,
+    empty_rows=False,
+    zero_length=False,
+    any_strides=False,
+    isolates_nonfinite=False,
+    deterministic=False,
+    devices=("cuda",),
+    not_together=(("causal", "nonpositive_scale"),),
+)
+EFFICIENT_CAPABILITIES = replace(FLASH_CAPABILITIES, causal=("top_left",))
+CUDNN_CAPABILITIES = replace(FLASH_CAPABILITIES, causal=("top_left",), head_dim=(8, 128))
+
+
+def flash_kernel() -> Kernel:
+    """``torch.sdpa.cuda.flash``."""
+    return _kernel("flash", FLASH_CAPABILITIES, _flash_arithmetic, _flash_call, _flash_backward)
+
+
+def efficient_kernel() -> Kernel:
+    """``torch.sdpa.cuda.efficient``."""
+    return _kernel(
+        "efficient", EFFICIENT_CAPABILITIES, _efficient_arithmetic, _efficient_call, _efficient_backward
+    )
+
+
+def cudnn_kernel() -> Kernel:
+    """``torch.sdpa.cuda.cudnn``."""
+    return _kernel("cudnn", CUDNN_CAPABILITIES, _flash_arithmetic, _cudnn_call, _cudnn_backward)
+
+
+Call = Callable[[Problem, Tensor, Tensor], tuple[Any, ...]]
+Gradients = Callable[[Problem, Tensor, Tensor, Tensor, Tensor, tuple[Any, ...]], tuple[Any, ...]]
+
+
+def _kernel(
+    back_end: str,
+    capabilities: Capabilities,
+    arithmetic: Callable[[Problem], Arithmetic],
+    call: Call,
+    gradients: Gradients,
+) -> Kernel:
+    def forward(problem: Problem) -> ForwardResult:
+        out, lse = call(problem, *_expanded(problem))[:2]
+        return ForwardResult(out, _rows(lse, problem))
+
+    def backward(problem: Problem, out: Tensor, lse: Tensor) -> Mapping[str, Tensor]:
+        k, v = _expanded(problem)
+        raw = call(problem, k, v)
+        dq, dk, dv = gradients(problem, k, v, out, lse, raw)[:3]
+        return {"dq": dq, "dk": _sum_group(dk, problem.group), "dv": _sum_group(dv, problem.group)}
+
+    return Kernel(
+        name=f"torch.sdpa.cuda.{back_end}",
+        forward=forward,
+        backward=backward,
+        capabilities=capabilities,
+        arithmetic=arithmetic,
+        source=f"torch {torch.__version__} aten::_scaled_dot_product_{back_end}_attention",
+    )
+
+
+def _flash_arithmetic(problem: Problem) -> Arithmetic:
+    return flash(problem.format, scale_roundings=2, atomic_dq=True, group_grad_format=problem.format)
+
+
+def _efficient_arithmetic(problem: Problem) -> Arithmetic:
+    return replace(_flash_arithmetic(problem), scale_placement="scores")
+
+
+def _flash_call(p: Problem, k: Tensor, v: Tensor) -> tuple[Any, ...]:
+    op = torch.ops.aten._scaled_dot_product_flash_attention
+    result: tuple[Any, ...] = op(p.q, k, v, 0.0, p.causal is not None, False, scale=p.effective_scale)
+    return result
+
+
+def _flash_backward(
+    p: Problem, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, raw: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    _, _, cum_q, cum_k, max_q, max_k, seed, offset, _ = raw
+    op = torch.ops.aten._scaled_dot_product_flash_attention_backward
+    sizes = (cum_q, cum_k, max_q, max_k, 0.0, p.causal is not None, seed, offset)
+    result: tuple[Any, ...] = op(p.dout, p.q, k, v, out, lse, *sizes, scale=p.effective_scale)
+    return result
+
+
+def _efficient_call(p: Problem, k: Tensor, v: Tensor) -> tuple[Any, ...]:
+    op = torch.ops.aten._scaled_dot_product_efficient_attention
+    result: tuple[Any, ...] = op(p.q, k, v, None, True, 0.0, p.causal is not None, scale=p.effective_scale)
+    return result
+
+
+def _efficient_backward(
+    p: Problem, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, raw: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    padded = raw[1].clone()
+    padded[..., : p.num_queries] = lse
+    op = torch.ops.aten._scaled_dot_product_efficient_attention_backward
+    result: tuple[Any, ...] = op(
+        p.dout, p.q, k, v, None, out, padded, raw[2], raw[3], 0.0, [True, True, True, False],
+        p.causal is not None, scale=p.effective_scale,
+    )  # fmt: skip
+    return result
+
+
+def _cudnn_call(p: Problem, k: Tensor, v: Tensor) -> tuple[Any, ...]:
+    op = torch.ops.aten._scaled_dot_product_cudnn_attention
+    causal = p.causal is not None
+    result: tuple[Any, ...] = op(p.q, k, v, None, True, 0.0, causal, False, scale=p.effective_scale)
+    return result
+
+
+def _cudnn_backward(
+    p: Problem, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, raw: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    _, stored, cum_q, cum_k, max_q, max_k, seed, offset, _ = raw
+    op = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
+    sizes = (seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, p.causal is not None)
+    lse = lse.reshape(stored.shape)
+    result: tuple[Any, ...] = op(p.dout, p.q, k, v, out, lse, *sizes, scale=p.effective_scale)
+    return result
+
+
+def _expanded(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Keys and values repeated for every query head of a group."""
+    if problem.group == 1:
+        return problem.k, problem.v
+    return (
+        problem.k.repeat_interleave(problem.group, dim=1),
+        problem.v.repeat_interleave(problem.group, dim=1),
+    )
+
+
+def _sum_group(gradient: Tensor, group: int) -> Tensor:
+    """Gradients summed over the query heads of a group, as autograd does for repeated heads."""
+    if group == 1:
+        return gradient
+    batch, heads, length, dim = gradient.shape
+    return gradient.reshape(batch, heads // group, group, length, dim).sum(2)
+
+
+def _rows(lse: Tensor, problem: Problem) -> Tensor:
+    """(batch, heads, Nq) of an LSE that may have padded rows or a last axis of one."""
+    shape = (problem.batch, problem.num_heads, problem.num_queries)
+    return lse.reshape(*shape[:2], -1)[..., : problem.num_queries]

@@ -1,0 +1,241 @@
+"""Times launch configurations of the Hopper kernels: ``python -m kernels.bench.sweep --json FILE``.
+
+Compiles every candidate in parallel first; then, a group (kernel, head dim, mask) at a time and each in a
+process of its own, judges every candidate against fp64 and fp32 references and for repeatability, times it,
+and prints the best as entries of `kernels.tuning`. Results are written after every group.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from kernels.bench.candidates import KERNELS, candidates
+from kernels.bench.problems import TOKENS, WIDTH, size
+
+_ROOT = Path(__file__).parents[2]
+_COMPILE_BATCH = 3  # candidates a compiling process
+
+
+def _spawn(work: dict[str, Any], on_line: Callable[[dict[str, Any]], None], limit: float) -> str:
+    """Run a worker to its end or its limit; if it failed, its exit code and the end of its stderr."""
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    environment.pop("TRITON_INTERPRET", None)
+    if not torch.cuda.is_available() and work["mode"] == "measure":
+        environment["TRITON_INTERPRET"] = "1"
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kernels.bench.sweep_worker", json.dumps(work)],
+            cwd=_ROOT,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+        )
+        timer = threading.Timer(max(limit, 1.0), process.kill)
+        timer.start()
+        try:
+            for line in process.stdout or ():
+                if line.startswith("{"):
+                    on_line(json.loads(line))
+            code = process.wait()
+        finally:
+            timer.cancel()
+            process.kill()
+        errors.seek(0)
+        return "" if code == 0 else f"exit {code}: {errors.read().strip()[-300:]}"
+
+
+def compile_all(groups: Iterable[dict[str, Any]], workers: int, limit: float) -> dict[str, Any]:
+    """Resources of every candidate, by group and tile; fills Triton's cache on the way."""
+    found: dict[str, Any] = {}
+    jobs = []
+    for group in groups:
+        tiles = group["tiles"]
+        for i in range(0, len(tiles), _COMPILE_BATCH):
+            jobs.append({**group, "mode": "compile", "tiles": tiles[i : i + _COMPILE_BATCH]})
+
+    def run(job: dict[str, Any]) -> None:
+        def keep(line: dict[str, Any]) -> None:
+            found[_key(job, line["tile"])] = line
+
+        problem = _spawn(job, keep, limit)
+        if problem:
+            found[_key(job, "failed")] = problem
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(run, jobs))
+    return found
+
+
+def _key(group: dict[str, Any], tile: Any) -> str:
+    return f"{group['kernel']} {group['head_dim']} {group['causal']} {tile}"
+
+
+def measure(group: dict[str, Any], limit: float) -> list[dict[str, Any]]:
+    """Lines of a group's candidates; one that ends the process is marked, and the rest go on in a new one."""
+    lines: list[dict[str, Any]] = []
+    waiting = [(tile, section) for tile in group["tiles"] for section in group["sections"]]
+    deadline = time.monotonic() + limit
+    while waiting and time.monotonic() < deadline:
+        done = len(lines)
+        work = {**group, "mode": "measure", "tiles": [tile for tile, _ in waiting]}
+        if len(group["sections"]) > 1:
+            work["tiles"] = list(dict.fromkeys(tuple(tile) for tile, _ in waiting))
+        problem = _spawn(work, lines.append, deadline - time.monotonic())
+        seen = [(line["tile"], line["section"]) for line in lines[done:]]
+        waiting = [pair for pair in waiting if [*pair] not in [[*x] for x in seen]]
+        if problem and waiting:
+            tile, section = waiting.pop(0)
+            lines.append({"tile": tile, "section": section, "error": problem})
+            if time.monotonic() >= deadline:
+                break
+        elif not seen:
+            break
+    return lines
+
+
+def speed(group: dict[str, Any], line: dict[str, Any]) -> float:
+    """Geometric mean over the lengths, TFLOP/s as counted for the pass (a kernel's share of the backward)."""
+    if not usable(line):
+        return 0.0
+    logs = []
+    for length, milliseconds in line["milliseconds"].items():
+        problem = size(group["head_dim"], int(length), group["causal"], group["tokens"], group["width"])
+        share = {"forward": 1.0, "dkdv": 4 / 5, "dq": 3 / 5}[group["kernel"]]
+        operations = problem.operations(backward=group["kernel"] != "forward") * share
+        logs.append(math.log(operations / milliseconds / 1e9))
+    return math.exp(sum(logs) / len(logs)) if logs else 0.0
+
+
+def usable(line: dict[str, Any]) -> bool:
+    """Measured, right and repeatable."""
+    return (
+        line["error"] is None
+        and bool(line.get("milliseconds"))
+        and line["worst_error"] < 1
+        and line["repeatable"]
+    )
+
+
+def _report(group: dict[str, Any], lines: list[dict[str, Any]]) -> None:
+    mask = "band" if group["causal"] else "all"
+    for line in sorted(lines, key=lambda x: -speed(group, x)):
+        times = " ".join(f"{n}:{t:.3f}" for n, t in line.get("milliseconds", {}).items())
+        facts = {n: line[n] for n in ("registers", "programs", "spills", "waits") if n in line}
+        verdict = "" if usable(line) else f" NOT USABLE {line.get('error') or ''}"
+        if line.get("repeatable") is False or line.get("worst_error", 0) >= 1:
+            verdict += f" error {line.get('worst_error')} repeatable {line.get('repeatable')}"
+        print(
+            f"{group['kernel']:8}{group['head_dim']:4} {mask:5}{line['tile']!s:24} "
+            f"section {line['section']!s:8}{speed(group, line):7.1f} TFLOP/s  {times} ms {facts}{verdict}",
+            flush=True,
+        )
+
+
+def _save(path: Path | None, record: dict[str, Any]) -> None:
+    if path is not None:
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(record, indent=1))
+        part.replace(path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m kernels.bench.sweep", description=__doc__)
+    parser.add_argument("--json", type=Path, help="where to write all results")
+    parser.add_argument("--seconds", type=float, default=300, help="budget for everything (default 300)")
+    parser.add_argument("--head-dims", default="128,64", help="default 128,64")
+    parser.add_argument("--kernels", default=",".join(KERNELS), help=f"default {','.join(KERNELS)}")
+    parser.add_argument(
+        "--compile-only", action="store_true", help="no measurement: resources, without a GPU"
+    )
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="compiling processes")
+    arguments = parser.parse_args()
+    start = time.monotonic()
+    on_gpu = torch.cuda.is_available()
+    lengths, tokens, width = ([1024, 4096, 16384], TOKENS, WIDTH) if on_gpu else ([40], 40, 128)
+    groups = [
+        {
+            "kernel": kernel,
+            "head_dim": dim,
+            "causal": causal,
+            "tiles": [_shape(tile) for tile in candidates(kernel, dim)],
+            "sections": [None],
+            "lengths": lengths,
+            "tokens": tokens,
+            "width": width,
+            "milliseconds": 30.0,
+        }
+        for kernel in arguments.kernels.split(",")
+        for dim in map(int, arguments.head_dims.split(","))
+        for causal in (False, True)
+    ]
+    record: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name() if on_gpu else "interpreter: not a speed",
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "groups": [],
+    }
+    print(f"{record['device']}, torch {record['torch']}, triton {record['triton']}")
+    resources: dict[str, Any] = {}
+    if on_gpu or arguments.compile_only:
+        resources = compile_all(groups, arguments.workers, arguments.seconds)
+        failed = [f"{key}: {x}" for key, x in resources.items() if isinstance(x, str) or x["error"]]
+        print(f"compiled {len(resources)} in {time.monotonic() - start:.0f} s", *failed, sep="\n", flush=True)
+    best: list[str] = []
+    for i, group in enumerate(groups):
+        left = arguments.seconds - (time.monotonic() - start)
+        compiled = [resources.get(_key(group, tile), {}) for tile in group["tiles"]]
+        if arguments.compile_only:
+            lines = [
+                {**x, "tile": t, "section": None, "error": x.get("error")}
+                for x, t in zip(compiled, group["tiles"], strict=True)
+            ]
+        else:
+            # A group may use what is left, shared among those still to come; the first get a little more.
+            lines = measure(group, min(left, 1.5 * left / (len(groups) - i)))
+            best_lines = sorted(lines, key=lambda x: -speed(group, x))[:1]
+            if best_lines and usable(best_lines[0]) and on_gpu and left > 20:
+                orders = {**group, "tiles": [best_lines[0]["tile"]], "sections": [1, 4, 16, 1 << 20]}
+                lines += measure(orders, min(left, 20.0))
+            lines = [{**resources.get(_key(group, list(line["tile"])), {}), **line} for line in lines]
+        _report(group, lines)
+        record["groups"].append({**group, "results": lines})
+        record["seconds"] = time.monotonic() - start
+        _save(arguments.json, record)
+        top = max(lines, key=lambda x: speed(group, x), default=None)
+        if top is not None and usable(top):
+            numbers = ", ".join(map(str, top["tile"]))
+            mask = "band" if group["causal"] else "all"
+            best.append(
+                f"({group['kernel']!r}, {group['head_dim']}) {mask:4}: Tile({numbers}) "
+                f"# section {top['section']}, {speed(group, top):.0f} TFLOP/s"
+            )
+    print("best, for kernels/tuning.py:", *best, sep="\n")
+    print(f"{time.monotonic() - start:.0f} s")
+    return 0
+
+
+def _shape(tile: Any) -> list[int]:
+    shape = [tile.block_m, tile.block_n, tile.num_warps, tile.num_stages]
+    return shape if tile.max_registers is None else [*shape, tile.max_registers]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

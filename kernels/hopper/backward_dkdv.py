@@ -1,0 +1,174 @@
+"""The gradients of k and v through the tensor memory accelerator.
+
+Rounding points: see `kernels.backward_dkdv`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gradients import probabilities, score_gradient
+from kernels.hopper.calls import descriptor, section_heads
+from kernels.hopper.order import work_item
+from kernels.launch import device_of
+from kernels.masking import band_sees, tile_range
+from kernels.options import Options
+from kernels.scores import LOG2E
+from kernels.tuning import Tile, hopper_tile
+
+
+@triton.jit(do_not_specialize=["n_tiles", "n_rows", "section", "n_queries", "n_keys", "left", "right"])
+def _hopper_dkdv_kernel(
+    d_q,
+    d_k,
+    d_v,
+    d_do,
+    p_lse,
+    s_lse,
+    p_delta,
+    s_delta,
+    p_dk,
+    p_dv,
+    scale,
+    n_tiles,
+    n_rows,
+    section,
+    n_kv_heads,
+    group,
+    n_queries,
+    n_keys,
+    sigma,
+    left,
+    right,
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BOTTOM_RIGHT: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+):
+    # Under a causal mask the first keys are seen by the most queries: they start first.
+    i_t, i_bh = work_item(tl.program_id(0), n_tiles, n_rows, section)
+    i_b = i_bh // n_kv_heads
+    i_hk = i_bh % n_kv_heads
+    i_n = i_t * BLOCK_N
+    shift = n_keys - n_queries if BOTTOM_RIGHT else 0 * n_keys
+
+    o_j = i_n + tl.arange(0, BLOCK_N)
+    o_m = tl.arange(0, BLOCK_M)
+    b_k = d_k.load([i_b, i_hk, i_n, 0]).reshape(BLOCK_N, D)
+    b_v = d_v.load([i_b, i_hk, i_n, 0]).reshape(BLOCK_N, D)
+    b_dk = tl.zeros([BLOCK_N, D], dtype=tl.float32)
+    b_dv = tl.zeros([BLOCK_N, D], dtype=tl.float32)
+    last = tl.minimum(i_n + BLOCK_N, n_keys) - 1
+    start, full_start, full_stop, stop = tile_range(
+        i_n, last, n_queries, -shift, right, left, HAS_RIGHT, HAS_LEFT, False, BLOCK_M
+    )
+    for i_g in tl.range(0, group):
+        i_h = i_hk * group + i_g
+        p_lse_head = p_lse + i_b.to(tl.int64) * s_lse[0] + i_h.to(tl.int64) * s_lse[1]
+        p_delta_head = p_delta + i_b.to(tl.int64) * s_delta[0] + i_h.to(tl.int64) * s_delta[1]
+        # Queries above the full tiles (causality has them), the full tiles, and queries below them.
+        for i_part in tl.static_range(0 if HAS_RIGHT else 1, 3):
+            part_start = start if i_part == 0 else (full_start if i_part == 1 else full_stop)
+            part_stop = tl.minimum(full_start, stop) if i_part == 0 else (full_stop if i_part == 1 else stop)
+            for i_m in tl.range(part_start, part_stop, BLOCK_M):
+                o_i = i_m + o_m
+                b_q = d_q.load([i_b, i_h, i_m, 0]).reshape(BLOCK_M, D)
+                b_do = d_do.load([i_b, i_h, i_m, 0]).reshape(BLOCK_M, D)
+                if i_part != 1:
+                    b_lse2 = tl.load(p_lse_head + o_i, mask=o_i < n_queries, other=0.0) * LOG2E
+                    b_delta = tl.load(p_delta_head + o_i, mask=o_i < n_queries, other=0.0)
+                else:
+                    b_lse2 = tl.load(p_lse_head + o_i) * LOG2E
+                    b_delta = tl.load(p_delta_head + o_i)
+                b_s = tl.dot(b_k, b_q.T)  # [BN, BM]
+                m_seen = (o_i >= 0)[None, :]
+                if i_part != 1:
+                    m_seen = band_sees(
+                        o_i[None, :],
+                        o_j[:, None],
+                        n_queries,
+                        n_keys,
+                        shift,
+                        left,
+                        right,
+                        HAS_LEFT,
+                        HAS_RIGHT,
+                    )
+                b_p = probabilities(b_s, sigma, b_lse2[None, :], m_seen, i_part != 1)
+                b_dv = tl.dot(b_p.to(b_do.dtype), b_do, b_dv)
+                b_dp = tl.dot(b_v, b_do.T)
+                b_ds = score_gradient(b_p, b_dp, b_delta[None, :], m_seen, i_part != 1)
+                b_dk = tl.dot(b_ds.to(b_q.dtype), b_q, b_dk)
+
+    o_out = (i_bh.to(tl.int64) * n_keys + i_n) * D
+    o_out += tl.arange(0, BLOCK_N)[:, None] * D + tl.arange(0, D)[None, :]
+    m_write = (o_j < n_keys)[:, None]
+    tl.store(p_dk + o_out, (b_dk * scale).to(p_dk.dtype.element_ty), mask=m_write)
+    tl.store(p_dv + o_out, b_dv.to(p_dv.dtype.element_ty), mask=m_write)
+
+
+def launch_hopper_dkdv(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    options: Options,
+    tile: Tile | None = None,
+    section: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """dK and dV, summed over the query heads of a group, of a call that the Hopper kernels take.
+
+    Args:
+        lse, delta: (batch, heads, Nq) fp32 with contiguous rows.
+        tile: launch configuration; by default that of `kernels.tuning`.
+        section: heads that run side by side (`kernels.hopper.order`); by default what the cache holds.
+    """
+    batch, kv_heads, num_keys, head_dim = k.shape
+    num_queries = q.shape[2]
+    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    banded = options.left is not None or options.right is not None
+    tile = tile or hopper_tile("dkdv", q.device.type, head_dim, banded, num_queries, num_keys)
+    num_tiles = triton.cdiv(num_keys, tile.block_n)
+    group = q.shape[1] // kv_heads
+    if section is None:
+        section = section_heads(q, 1, batch * kv_heads) if banded else 1
+    with device_of(q):
+        _hopper_dkdv_kernel[(num_tiles * batch * kv_heads,)](
+            descriptor(q, tile.block_m),
+            descriptor(k, tile.block_n),
+            descriptor(v, tile.block_n),
+            descriptor(dout, tile.block_m),
+            lse,
+            lse.stride(),
+            delta,
+            delta.stride(),
+            dk,
+            dv,
+            options.scale,
+            num_tiles,
+            batch * kv_heads,
+            section,
+            kv_heads,
+            group,
+            num_queries,
+            num_keys,
+            options.sigma,
+            options.left or 0,
+            options.right or 0,
+            D=head_dim,
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            BOTTOM_RIGHT=options.bottom_right,
+            HAS_LEFT=options.left is not None,
+            HAS_RIGHT=options.right is not None,
+            **tile.launch(),
+        )
+    return dk, dv

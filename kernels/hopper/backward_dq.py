@@ -1,0 +1,164 @@
+"""The gradient of q through the tensor memory accelerator. Rounding points: see `kernels.backward_dq`."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.gradients import probabilities, score_gradient
+from kernels.hopper.calls import descriptor, section_heads
+from kernels.hopper.order import work_item
+from kernels.launch import device_of
+from kernels.masking import band_sees, tile_range
+from kernels.options import Options
+from kernels.scores import LOG2E
+from kernels.tuning import Tile, hopper_tile
+
+
+@triton.jit(do_not_specialize=["n_tiles", "n_rows", "section", "n_queries", "n_keys", "left", "right"])
+def _hopper_dq_kernel(
+    d_q,
+    d_k,
+    d_v,
+    d_do,
+    p_lse,
+    s_lse,
+    p_delta,
+    s_delta,
+    p_dq,
+    scale,
+    n_tiles,
+    n_rows,
+    section,
+    n_heads,
+    group,
+    n_queries,
+    n_keys,
+    sigma,
+    left,
+    right,
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BOTTOM_RIGHT: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+):
+    i_t, i_bh = work_item(tl.program_id(0), n_tiles, n_rows, section)
+    i_b = i_bh // n_heads
+    i_h = i_bh % n_heads
+    i_m = (n_tiles - 1 - i_t) * BLOCK_M
+    shift = n_keys - n_queries if BOTTOM_RIGHT else 0 * n_keys
+
+    o_m = i_m + tl.arange(0, BLOCK_M)
+    o_n = tl.arange(0, BLOCK_N)
+    m_row = o_m < n_queries
+    b_q = d_q.load([i_b, i_h, i_m, 0]).reshape(BLOCK_M, D)
+    b_do = d_do.load([i_b, i_h, i_m, 0]).reshape(BLOCK_M, D)
+    p_lse += i_b.to(tl.int64) * s_lse[0] + i_h.to(tl.int64) * s_lse[1]
+    p_delta += i_b.to(tl.int64) * s_delta[0] + i_h.to(tl.int64) * s_delta[1]
+    b_lse2 = tl.load(p_lse + o_m, mask=m_row, other=0.0) * LOG2E
+    b_delta = tl.load(p_delta + o_m, mask=m_row, other=0.0)
+    b_dq = tl.zeros([BLOCK_M, D], dtype=tl.float32)
+    start, full_start, full_stop, stop = tile_range(
+        i_m,
+        tl.minimum(i_m + BLOCK_M, n_queries) - 1,
+        n_keys,
+        shift,
+        left,
+        right,
+        HAS_LEFT,
+        HAS_RIGHT,
+        False,
+        BLOCK_N,
+    )
+    for i_part in tl.static_range(0 if HAS_LEFT else 1, 3):
+        part_start = start if i_part == 0 else (full_start if i_part == 1 else full_stop)
+        part_stop = tl.minimum(full_start, stop) if i_part == 0 else (full_stop if i_part == 1 else stop)
+        for i_n in tl.range(part_start, part_stop, BLOCK_N):
+            b_k = d_k.load([i_b, i_h // group, i_n, 0]).reshape(BLOCK_N, D)
+            b_v = d_v.load([i_b, i_h // group, i_n, 0]).reshape(BLOCK_N, D)
+            b_s = tl.dot(b_q, b_k.T)
+            b_dp = tl.dot(b_do, b_v.T)
+            m_seen = (o_n >= 0)[None, :]
+            if i_part != 1:
+                m_seen = band_sees(
+                    o_m[:, None],
+                    (i_n + o_n)[None, :],
+                    n_queries,
+                    n_keys,
+                    shift,
+                    left,
+                    right,
+                    HAS_LEFT,
+                    HAS_RIGHT,
+                )
+            b_p = probabilities(b_s, sigma, b_lse2[:, None], m_seen, i_part != 1)
+            b_ds = score_gradient(b_p, b_dp, b_delta[:, None], m_seen, i_part != 1)
+            b_dq = tl.dot(b_ds.to(b_k.dtype), b_k, b_dq)
+
+    o_out = (i_bh.to(tl.int64) * n_queries + i_m) * D
+    o_out += tl.arange(0, BLOCK_M)[:, None] * D + tl.arange(0, D)[None, :]
+    tl.store(p_dq + o_out, (b_dq * scale).to(p_dq.dtype.element_ty), mask=m_row[:, None])
+
+
+def launch_hopper_dq(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    options: Options,
+    tile: Tile | None = None,
+    section: int | None = None,
+) -> Tensor:
+    """dQ of a call that the Hopper kernels take.
+
+    Args:
+        lse, delta: (batch, heads, Nq) fp32 with contiguous rows.
+        tile: launch configuration; by default that of `kernels.tuning`.
+        section: heads that run side by side (`kernels.hopper.order`); by default what the cache holds.
+    """
+    batch, heads, num_queries, head_dim = q.shape
+    num_keys = k.shape[2]
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    banded = options.left is not None or options.right is not None
+    tile = tile or hopper_tile("dq", q.device.type, head_dim, banded, num_queries, num_keys)
+    num_tiles = triton.cdiv(num_queries, tile.block_m)
+    group = heads // k.shape[1]
+    if section is None:
+        section = section_heads(k, group, batch * heads) if banded else group
+    with device_of(q):
+        _hopper_dq_kernel[(num_tiles * batch * heads,)](
+            descriptor(q, tile.block_m),
+            descriptor(k, tile.block_n),
+            descriptor(v, tile.block_n),
+            descriptor(dout, tile.block_m),
+            lse,
+            lse.stride(),
+            delta,
+            delta.stride(),
+            dq,
+            options.scale,
+            num_tiles,
+            batch * heads,
+            section,
+            heads,
+            group,
+            num_queries,
+            num_keys,
+            options.sigma,
+            options.left or 0,
+            options.right or 0,
+            D=head_dim,
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            BOTTOM_RIGHT=options.bottom_right,
+            HAS_LEFT=options.left is not None,
+            HAS_RIGHT=options.right is not None,
+            **tile.launch(),
+        )
+    return dq

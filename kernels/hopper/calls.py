@@ -1,0 +1,58 @@
+"""Which calls the Hopper kernels take, and how their tensors become descriptors of the copy engine."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernels.options import Options
+from kernels.tuning import HOPPER_HEAD_DIMS, architecture
+
+_ALIGNMENT = 16  # bytes, of a descriptor's base and strides
+
+
+def takes(q: Tensor, k: Tensor, v: Tensor, options: Options, *others: Tensor) -> bool:
+    """Whether the Hopper kernels run this call: the device has them and they can."""
+    return architecture(q.device.type) == "sm90" and possible(q, k, v, options, *others)
+
+
+def possible(q: Tensor, k: Tensor, v: Tensor, options: Options, *others: Tensor) -> bool:
+    """Whether the kernels cover the options, dtype and dims, and the copy engine can read all tensors."""
+    plain = options.plain and not options.data_mask
+    dense = options.cu_q is None and options.key_lengths is None
+    return (
+        plain
+        and dense
+        and options.slopes is None
+        and options.sink is None
+        and q.element_size() == 2
+        and q.shape[3] == v.shape[3]
+        and q.shape[3] in HOPPER_HEAD_DIMS
+        and all(_readable(x) for x in (q, k, v, *others))
+    )
+
+
+def _readable(x: Tensor) -> bool:
+    """Whether a descriptor can describe x: not empty, aligned, rows contiguous, no stride of 0 or less."""
+    return (
+        x.numel() > 0
+        and x.data_ptr() % _ALIGNMENT == 0
+        and x.stride(3) == 1
+        and all(
+            n == 1 or (stride > 0 and stride * x.element_size() % _ALIGNMENT == 0)
+            for n, stride in zip(x.shape[:3], x.stride()[:3], strict=True)
+        )
+    )
+
+
+def descriptor(x: Tensor, rows: int) -> TensorDescriptor:
+    """Tiles of ``rows`` whole rows of one (batch, head); rows past the length read as zero."""
+    # The stride of a dimension of one entry is never used, but has to be legal.
+    strides = [s if n > 1 else x.shape[3] for n, s in zip(x.shape[:3], x.stride()[:3], strict=True)]
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, x.shape[3]])
+
+
+def section_heads(kv: Tensor, group: int, total_heads: int, budget: int = 32 << 20) -> int:
+    """Query heads that run side by side: whose keys and values together stay in the second-level cache."""
+    per_kv_head = 2 * kv.shape[2] * kv.shape[3] * kv.element_size()
+    return min(total_heads, max(1, budget // max(per_kv_head, 1)) * group)

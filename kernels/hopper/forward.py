@@ -1,0 +1,155 @@
+"""The forward pass through the tensor memory accelerator. Rounding points: see `kernels.forward_kernel`."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.hopper.calls import descriptor, section_heads
+from kernels.hopper.order import work_item
+from kernels.launch import device_of
+from kernels.masking import band_sees, row_sees_any, tile_range
+from kernels.options import Options
+from kernels.softmax import maximum_in_log2, online_softmax_step, softmax_start
+from kernels.tuning import Tile, hopper_tile
+
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit(do_not_specialize=["n_tiles", "n_rows", "section", "n_queries", "n_keys", "left", "right"])
+def _hopper_forward_kernel(
+    d_q,
+    d_k,
+    d_v,
+    p_o,
+    s_o,
+    p_lse,
+    n_tiles,
+    n_rows,
+    section,
+    n_heads,
+    group,
+    n_queries,
+    n_keys,
+    sigma,
+    left,
+    right,
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BOTTOM_RIGHT: tl.constexpr,
+    HAS_LEFT: tl.constexpr,
+    HAS_RIGHT: tl.constexpr,
+    NEGATIVE: tl.constexpr,
+    SUBTRACT_FIRST: tl.constexpr,
+):
+    i_t, i_bh = work_item(tl.program_id(0), n_tiles, n_rows, section)
+    i_b = i_bh // n_heads
+    i_h = i_bh % n_heads
+    i_m = (n_tiles - 1 - i_t) * BLOCK_M
+    shift = n_keys - n_queries if BOTTOM_RIGHT else 0 * n_keys
+
+    o_m = i_m + tl.arange(0, BLOCK_M)
+    o_n = tl.arange(0, BLOCK_N)
+    b_q = d_q.load([i_b, i_h, i_m, 0]).reshape(BLOCK_M, D)
+    b_acc = tl.zeros([BLOCK_M, D], dtype=tl.float32)
+    m_i, l_i = softmax_start(BLOCK_M, NEGATIVE, SUBTRACT_FIRST)
+    start, full_start, full_stop, stop = tile_range(
+        i_m,
+        tl.minimum(i_m + BLOCK_M, n_queries) - 1,
+        n_keys,
+        shift,
+        left,
+        right,
+        HAS_LEFT,
+        HAS_RIGHT,
+        False,
+        BLOCK_N,
+    )
+    # Keys left of the full tiles (only a window has them), the full tiles, and keys right of them.
+    for i_part in tl.static_range(0 if HAS_LEFT else 1, 3):
+        part_start = start if i_part == 0 else (full_start if i_part == 1 else full_stop)
+        part_stop = tl.minimum(full_start, stop) if i_part == 0 else (full_stop if i_part == 1 else stop)
+        for i_n in tl.range(part_start, part_stop, BLOCK_N):
+            b_k = d_k.load([i_b, i_h // group, i_n, 0]).reshape(BLOCK_N, D)
+            b_s = tl.dot(b_q, b_k.T)
+            if i_part != 1:
+                m_seen = band_sees(
+                    o_m[:, None],
+                    (i_n + o_n)[None, :],
+                    n_queries,
+                    n_keys,
+                    shift,
+                    left,
+                    right,
+                    HAS_LEFT,
+                    HAS_RIGHT,
+                )
+                b_s = tl.where(m_seen, b_s, float("inf") if NEGATIVE else float("-inf"))
+            b_p, b_alpha, m_i, l_i = online_softmax_step(b_s, sigma, m_i, l_i, NEGATIVE, SUBTRACT_FIRST)
+            b_v = d_v.load([i_b, i_h // group, i_n, 0]).reshape(BLOCK_N, D)
+            b_acc = b_acc * b_alpha[:, None]
+            b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc)
+
+    # The mask says whether a row is empty, not m_i: see the portable kernel.
+    m_any = row_sees_any(o_m, n_keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
+    m_i = maximum_in_log2(m_i, sigma, SUBTRACT_FIRST)
+    b_lse = tl.where(m_any, (m_i + tl.log2(l_i)) * LN2, float("-inf"))
+    b_o = tl.where(m_any[:, None], b_acc / l_i[:, None], 0.0)
+    m_row = o_m < n_queries
+    p_o += i_b.to(tl.int64) * s_o[0] + i_h.to(tl.int64) * s_o[1] + i_m.to(tl.int64) * s_o[2]
+    o_o = tl.arange(0, BLOCK_M)[:, None] * s_o[2] + tl.arange(0, D)[None, :]
+    tl.store(p_o + o_o, b_o.to(p_o.dtype.element_ty), mask=m_row[:, None])
+    tl.store(p_lse + i_bh.to(tl.int64) * n_queries + o_m, b_lse, mask=m_row)
+
+
+def launch_hopper_forward(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, tile: Tile | None = None, section: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """O and the natural log-sum-exp of a call that `kernels.hopper.calls.possible` accepts.
+
+    Args:
+        tile: launch configuration; by default that of `kernels.tuning`.
+        section: heads that run side by side (`kernels.hopper.order`); by default what the cache holds.
+    """
+    batch, heads, num_queries, head_dim = q.shape
+    num_keys = k.shape[2]
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    banded = options.left is not None or options.right is not None
+    tile = tile or hopper_tile("forward", q.device.type, head_dim, banded, num_queries, num_keys)
+    num_tiles = triton.cdiv(num_queries, tile.block_m)
+    group = heads // k.shape[1]
+    if section is None:
+        section = section_heads(k, group, batch * heads) if banded else group
+    with device_of(q):
+        _hopper_forward_kernel[(num_tiles * batch * heads,)](
+            descriptor(q, tile.block_m),
+            descriptor(k, tile.block_n),
+            descriptor(v, tile.block_n),
+            out,
+            out.stride(),
+            lse,
+            num_tiles,
+            batch * heads,
+            section,
+            heads,
+            group,
+            num_queries,
+            num_keys,
+            options.sigma,
+            options.left or 0,
+            options.right or 0,
+            D=head_dim,
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            BOTTOM_RIGHT=options.bottom_right,
+            HAS_LEFT=options.left is not None,
+            HAS_RIGHT=options.right is not None,
+            NEGATIVE=options.sigma < 0,
+            SUBTRACT_FIRST=v.dtype == torch.float16,
+            **tile.launch(),
+        )
+    return out, lse

@@ -1,0 +1,88 @@
+"""Adapters that run here: they mean what the contract means, and short plans find nothing wrong with them."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+
+from flashcheck.adapters.flash_attn_like import follows_flash_attn
+from flashcheck.bounds.forward import forward_bound
+from flashcheck.certify import certify
+from flashcheck.kernel import as_kernel
+from flashcheck.loading import load
+from flashcheck.oracle import fp64
+from flashcheck.plan import make_plan
+from flashcheck.problem import Problem
+from tests.adapters.test_torch_sdpa import dense, problem_with
+
+HERE = ["eager", "torch.flex.eager"]
+FLEX_ONLY = {
+    "window": {"causal": "bottom_right", "window": (9, None)},
+    "softcap": {"softcap": 3.0},
+    "alibi": {"alibi_slopes": torch.tensor([0.5, 0.25, 0.125, 0.0625])},
+    "padding": {"key_lengths": torch.tensor([53, 20])},
+}
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_no_false_alarm_on_a_short_plan(name: str) -> None:
+    kernel = load(name)
+    outcome = certify(kernel, make_plan(kernel, max_cases=6))
+    assert outcome.judged == 18
+    assert not outcome.findings
+    assert not outcome.judge_faults
+
+
+@pytest.mark.parametrize("case", FLEX_ONLY)
+def test_flex_options_mean_what_the_contract_means(case: str) -> None:
+    p = problem_with(torch.float32, **FLEX_ONLY[case])
+    result = load("torch.flex.eager").forward(p)
+    exact = fp64.forward(p)
+    assert (result.out.double() - exact.out).abs().max() < 4e-6
+    assert result.lse is not None
+    assert (result.lse.double() - exact.lse).abs().max() < 4e-6
+
+
+def test_a_product_past_fp16_may_give_nan_in_eager_attention_but_no_finite_wrong_number() -> None:
+    """Also at scale 0, where the exact scores are all 0 and inf * 0 is NaN."""
+    q = torch.full((1, 1, 2, 64), 100.0, dtype=torch.float16)
+    for scale in (1.0, 0.0):
+        p = Problem(q, q, q, scale=scale)
+        kernel = load("eager")
+        bound = forward_bound(p, fp64.forward(p), kernel.arithmetic(p), kernel.machine(torch.device("cpu")))
+        got = kernel.forward(p).out.double()
+        assert got.isnan().all()
+        assert (bound.out.interval.margin(got) <= 1).all()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs jax, an extra")
+@pytest.mark.parametrize("name", ["jax.dot_product_attention", "jax.pallas.mha"])
+def test_jax_means_what_the_contract_means(name: str) -> None:
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 32, 16, generator=g).bfloat16() for _ in range(3))
+    p = Problem(q, k, v, causal="top_left", dout=v)
+    assert (load(name).forward(p).out.double() - dense(p)["out"]).abs().max() < 2e-2
+
+
+def flash_attn_func(q, k, v, softmax_scale=None, causal=False, window_size=(-1, -1), return_attn_probs=False):  # type: ignore[no-untyped-def]
+    """A stand-in with flash-attn's convention."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    left, right = (None if side < 0 else side for side in window_size)
+    window = None if left is None and right is None else (left, right)
+    p = Problem(q, k, v, scale=softmax_scale, causal="bottom_right" if causal else None, window=window)
+    exact = fp64.forward(p)
+    out = exact.out.to(q.dtype).transpose(1, 2)
+    return (out, exact.lse.float(), None) if return_attn_probs else out
+
+
+def test_a_callable_of_flash_attn_s_convention_is_recognised_and_judged() -> None:
+    kernel = as_kernel(flash_attn_func, "mine.py:flash_attn_func")
+    assert kernel.capabilities.options == ("scale", "causal", "window")
+    assert kernel.capabilities.lse
+    p = problem_with(torch.bfloat16, causal="bottom_right")
+    result = kernel.forward(p)
+    assert result.lse is not None
+    assert (result.lse.double() - fp64.forward(p).lse).abs().max() < 1e-5
+    assert not follows_flash_attn({"q": 0, "is_causal": 0, "scale": 0})

@@ -1,0 +1,80 @@
+"""The sweep: candidates are legal, a wrong kernel is not chosen, the worker's lines are whole."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.bench import sweep
+from kernels.bench.candidates import KERNELS, candidates
+from kernels.bench.reference import problem, worst_error
+from kernels.tuning import HOPPER_HEAD_DIMS
+
+ROOT = Path(__file__).parents[2]
+GROUP = {"kernel": "forward", "head_dim": 64, "causal": True, "tokens": 1024, "width": 128}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_candidates(kernel):
+    for dim in HOPPER_HEAD_DIMS:
+        tiles = candidates(kernel, dim)
+        assert len(set(tiles)) == len(tiles)
+        for tile in tiles:
+            assert tile.num_warps % 4 == 0
+            assert max(tile.block_m, tile.block_n) <= 256
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_wrong_result_is_seen(causal):
+    """One lost key in 40, or one NaN, is far outside what is accepted; rounding to bf16 far inside."""
+    _, exact = problem((1, 2, 1, 40, 40, 64), causal, "cpu", torch.float64)
+    right = (exact["out"].bfloat16(), exact["lse"].float())
+    assert worst_error("forward", right, exact) < 0.5
+    assert worst_error("forward", (right[0] * 1.05, right[1]), exact) > 1
+    spoiled = right[0].clone()
+    spoiled[0, 1, 17, 3] = torch.nan
+    assert worst_error("forward", (spoiled, right[1]), exact) == float("inf")
+    assert worst_error("dq", (exact["dq"].roll(1, 2).bfloat16(),), exact) > 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"error": "broken"}, {"worst_error": 1.5}, {"repeatable": False}, {"milliseconds": {}}],
+    ids=str,
+)
+def test_only_right_and_repeatable_results_have_a_speed(change):
+    line = {"error": None, "worst_error": 0.1, "repeatable": True, "milliseconds": {"1024": 0.5}}
+    assert sweep.speed(GROUP, line) == pytest.approx(4 * 2 * 1024**2 * 64 / 2 / 0.5e9)
+    assert sweep.speed(GROUP, {**line, **change}) == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="measures tiny sizes in the interpreter")
+def test_a_worker_judges_and_times():
+    work = {
+        **GROUP,
+        "mode": "measure",
+        "kernel": "dq",
+        "tiles": [[32, 32, 8, 2]],
+        "sections": [None],
+        "lengths": [40],
+        "tokens": 40,
+        "milliseconds": 1.0,
+    }
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "1"}
+    run = subprocess.run(
+        [sys.executable, "-m", "kernels.bench.sweep_worker", json.dumps(work)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (line,) = map(json.loads, run.stdout.splitlines())
+    assert line["error"] is None
+    assert line["repeatable"]
+    assert line["worst_error"] < 1
+    assert sweep.usable(line)
