@@ -58,7 +58,7 @@ def _audit(mutant: Mutant) -> AuditRow:
         expected=mutant.caught_by,
         caught=caught,
         likely=likely[0] if likely else "",
-        false_alarms=_failing(_judge(control(mutant.splits), problems)),
+        false_alarms=_failing(_judge(control(mutant.splits, mutant.tiling_known), problems)),
     )
 
 

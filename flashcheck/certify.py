@@ -12,10 +12,12 @@ from enum import StrEnum
 
 import torch
 
+from flashcheck.bounds.score_tests import DIRECTIONS
 from flashcheck.checks import CHECKS, Judged, JudgeError, Location, Record, Status
 from flashcheck.checks.diagnose import diagnose
 from flashcheck.checks.measure import Measured
 from flashcheck.checks.rms import RmsTally
+from flashcheck.checks.score_tests import ScoreTally
 from flashcheck.detail import Detail
 from flashcheck.inputs.coverage import covered, required
 from flashcheck.inputs.spec import ProblemSpec
@@ -41,6 +43,7 @@ class TensorSummary:
         cases, elements: how many were judged; over: elements outside their bound.
         worst: the element with the largest margin, and the spec of its problem.
         rms_all: over the ordinary families; rms: those of them whose prediction is sharp enough to gate.
+        scores: score tests over the same problems as rms, by direction (O only).
         detail: all margins and a point per problem, for reports.
     """
 
@@ -51,6 +54,7 @@ class TensorSummary:
     worst_spec: ProblemSpec | None = None
     rms: RmsTally = field(default_factory=RmsTally)
     rms_all: RmsTally = field(default_factory=RmsTally)
+    scores: dict[str, ScoreTally] = field(default_factory=lambda: {name: ScoreTally() for name in DIRECTIONS})
     detail: Detail = field(default_factory=Detail)
 
     def add(self, measured: Measured, spec: ProblemSpec) -> None:
@@ -250,6 +254,9 @@ def _judge_case(
                 outcome.tensors[spec.dtype, tensor].add(measured, spec)
                 if measured.elements:
                     outcome.slack[spec.dtype, spec.family, tensor].append(measured.slack)
+            if judged.bound.out.prediction_gates and "ordinary" in FAMILIES[spec.family].properties:
+                for direction, sums in judged.score_sums.items():
+                    outcome.tensors[spec.dtype, "O"].scores[direction].add(sums)
             for name, rows in judged.rungs.items():
                 outcome.rungs[spec.dtype, spec.family, name] += rows
             seen[spec.dtype] |= covered(spec, problem)
@@ -268,15 +275,19 @@ def _finding(kernel: Kernel, device: str, dtype: str, failure: _Failure) -> Find
 
 
 def _judge_groups(outcome: Outcome) -> None:
-    """forward.rms and backward.rms, dtype by dtype."""
+    """rms ratios and score tests, dtype by dtype."""
     for (dtype, tensor), summary in outcome.tensors.items():
         if tensor not in ("O", "dQ", "dK", "dV"):
             continue
-        record = summary.rms.verdict(tensor, f"{dtype}, ordinary values")
-        counts = outcome.checks.setdefault((dtype, record.check), dict.fromkeys(Status, 0))
-        counts[record.status] += 1
-        if record.failed:
-            outcome.findings.append(Finding(record, dtype, None, 1, ()))
+        group = f"{dtype}, ordinary values"
+        records = [summary.rms.verdict(tensor, group)]
+        if tensor == "O":
+            records += [tally.verdict(direction, group) for direction, tally in summary.scores.items()]
+        for record in records:
+            counts = outcome.checks.setdefault((dtype, record.check), dict.fromkeys(Status, 0))
+            counts[record.status] += 1
+            if record.failed:
+                outcome.findings.append(Finding(record, dtype, None, 1, ()))
 
 
 def _note_missing(kernel: Kernel, outcome: Outcome, seen: dict[str, set[str]]) -> None:

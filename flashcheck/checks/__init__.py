@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from flashcheck.checks import accuracy, algorithm, gradients, isolation, repeat, rms, special
+from flashcheck.checks import accuracy, algorithm, gradients, isolation, repeat, rms, score_tests, special
 from flashcheck.checks.judged import Judged, JudgeError, KernelError
 from flashcheck.checks.record import Location, Record, Status
 from flashcheck.checks.registry import CHECKS, Check, check_named
@@ -26,5 +26,6 @@ __all__ = [
     "isolation",
     "repeat",
     "rms",
+    "score_tests",
     "special",
 ]

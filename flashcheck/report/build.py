@@ -306,7 +306,7 @@ def _tensor_part(
 
 
 def _is_special(check: str) -> bool:
-    return not check.endswith((".bound", ".rms", ".algorithm"))
+    return not check.endswith((".bound", ".rms", ".algorithm", ".score_scale", ".cast_of_p"))
 
 
 def _finding_part(finding: Finding, problems: dict[str, dict[str, Any]]) -> FindingPart:

@@ -39,7 +39,7 @@ def test_caught_mutants_make_a_sound_audit(only) -> None:
 
 def test_a_mutant_that_no_check_sees_survives(only, monkeypatch: pytest.MonkeyPatch) -> None:
     harmless = replace(MUTANTS["causal-one-extra"], name="harmless", fault="none")
-    monkeypatch.setattr(Mutant, "make", lambda self: control(self.splits))
+    monkeypatch.setattr(Mutant, "make", lambda self: control(self.splits, self.tiling_known))
     only(harmless)
     rows = audit.audit()
     assert rows[0].caught == ()
