@@ -58,6 +58,8 @@ class Arithmetic:
         scaled_score_format: the finished score (scaled, biased) is rounded into this format (None: not).
         exp_error: relative error of the kernel's own exponential; None: the machine's.
         exp_flush: results of the kernel's own exponential below this may be zero; None: the machine's.
+        backward_exp_error, backward_exp_flush: the same of the exponential of the backward; None: as
+            the forward's.
         rescale_threshold: log2 growth of the running maximum below which rescaling is skipped.
         sink_position: a sink joins the running maximum and sum before or after the key tiles.
         splits: partial results that are merged at the end (split keys); 1: none.
@@ -95,6 +97,8 @@ class Arithmetic:
     grad_accumulator_format: Format | None = None
     block_queries: int | None = None
     group_grad_format: Format | None = None
+    backward_exp_error: float | None = None
+    backward_exp_flush: float | None = None
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -118,13 +122,31 @@ class Arithmetic:
             raise ArgumentError(
                 "Arithmetic.rescale_threshold", self.rescale_threshold, "0 <= log2 units < 16"
             )
-        if self.exp_error is not None and not 0 <= self.exp_error < 2.0**-3:
-            raise ArgumentError("Arithmetic.exp_error", self.exp_error, "0 <= relative error < 1/8")
+        for name in ("exp_error", "backward_exp_error"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 2.0**-3:
+                raise ArgumentError(f"Arithmetic.{name}", value, "0 <= relative error < 1/8")
+        for name in ("exp_flush", "backward_exp_flush"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise ArgumentError(f"Arithmetic.{name}", value, "0 <= limit < 1")
 
     @property
     def tiling_known(self) -> bool:
         """True where tile size and order are declared, which the centred bound needs."""
         return self.block_keys is not None and self.order != "unknown"
+
+    @property
+    def in_backward(self) -> Arithmetic:
+        """The arithmetic of the backward: its own exponential in the place of the forward's."""
+        if self.backward_exp_error is None and self.backward_exp_flush is None:
+            return self
+        error, flush = self.backward_exp_error, self.backward_exp_flush
+        return replace(
+            self,
+            exp_error=self.exp_error if error is None else error,
+            exp_flush=self.exp_flush if flush is None else flush,
+        )
 
     def describe(self) -> dict[str, object]:
         """The declaration as plain JSON data."""

@@ -70,6 +70,9 @@ FORMATS = {f.name: f for f in (FP64, FP32, FP16, BF16, E4M3, E5M2)}
 _BY_DTYPE = {f.dtype: f for f in FORMATS.values()}
 
 
+_EXPONENT_BITS = 0x7FF0000000000000
+
+
 def format_named(name: str) -> Format:
     """The format called ``name``; raises UnknownNameError for any other name."""
     try:
@@ -102,19 +105,19 @@ def ulp(x: Tensor, fmt: Format) -> Tensor:
     At a power of two it is the spacing above. Shape of ``x``; float64; NaN and inf give the
     spacing of the largest binade.
     """
-    # The exponent field of a float64 is floor(log2 |x|) + 1023 (0 for float64 subnormals, which
-    # lie below every format's emin but fp64's own).
-    exponent = (x.contiguous().view(torch.int64) >> 52) & 0x7FF
-    exponent = exponent.clamp(min=fmt.min_exponent + 1023, max=2046)
-    field = exponent - (fmt.precision - 1)
+    bits = x.contiguous().view(torch.int64)
     if fmt.min_exponent - fmt.precision + 1 < -1022:  # fp64: the quantum itself is subnormal
-        return torch.ldexp(torch.ones_like(x), field - 1023)
-    return (field << 52).view(torch.float64)
+        exponent = ((bits >> 52) & 0x7FF).clamp(min=fmt.min_exponent + 1023, max=2046)
+        return torch.ldexp(torch.ones_like(x), exponent - (fmt.precision - 1) - 1023)
+    # The bits of a float64's exponent alone are 2^floor(log2 |x|): 0 for float64 subnormals, which lie
+    # below every narrower format's emin, and inf for NaN.
+    binade = (bits & _EXPONENT_BITS).view(torch.float64)
+    return binade.clamp_(min=2.0**fmt.min_exponent, max=2.0**1023).mul_(2.0 ** (1 - fmt.precision))
 
 
 def half_ulp(x: Tensor, fmt: Format) -> Tensor:
     """Largest error of rounding to nearest at magnitude |x|; non-decreasing in |x|."""
-    return 0.5 * ulp(x, fmt)
+    return ulp(x, fmt).mul_(0.5)
 
 
 def round_nearest(x: Tensor, fmt: Format) -> Tensor:
@@ -126,7 +129,7 @@ def round_nearest(x: Tensor, fmt: Format) -> Tensor:
     if fmt is FP64:
         return x
     spacing = ulp(x, fmt)
-    return _limit(torch.round(x / spacing) * spacing, x, fmt)
+    return _limit((x / spacing).round_().mul_(spacing), x, fmt)
 
 
 def round_toward_zero(x: Tensor, fmt: Format) -> Tensor:
@@ -140,7 +143,10 @@ def round_toward_zero(x: Tensor, fmt: Format) -> Tensor:
 
 
 def _limit(rounded: Tensor, x: Tensor, fmt: Format) -> Tensor:
-    over = rounded.abs() > fmt.max_finite
+    magnitude = rounded.abs()
+    if not magnitude.numel() or bool(magnitude.amax() <= fmt.max_finite):  # False where there is a NaN
+        return rounded
+    over = magnitude > fmt.max_finite
     limit = torch.full_like(x, fmt.max_finite if fmt.saturates else torch.inf)
     return torch.where(over, torch.copysign(limit, x), rounded)
 

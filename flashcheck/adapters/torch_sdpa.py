@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from flashcheck.adapters.sdpa_masks import additive_mask
-from flashcheck.arithmetic import Arithmetic, eager_fp32, flash
+from flashcheck.arithmetic import IEEE, Arithmetic, eager_fp32, flash
 from flashcheck.errors import ArgumentError
 from flashcheck.kernel import Capabilities, ForwardResult, Kernel
 from flashcheck.problem import Problem
@@ -115,6 +115,9 @@ def flash_arithmetic(problem: Problem) -> Arithmetic:
         scale_placement="scores",
         exp_error=FEXP_U20_ERROR if narrow else EXP_U20_ERROR,
         exp_flush=EXP_U20_FLUSH,
+        # The backward takes Vectorized::exp, which is libm-grade (1 ulp).
+        backward_exp_error=IEEE.exp_error,
+        backward_exp_flush=IEEE.exp_flush,
         grad_accumulator_format=fmt if narrow else None,
         block_queries=_flash_query_tile(problem.num_queries),
         group_grad_format=fmt if narrow else None,

@@ -1,6 +1,7 @@
 """Worst-case elementwise bounds for the recomputing backward: THEORY.md section 4 (tier A).
 
-Conditional on the stored output and log-sum-exp: the backward is judged on what it was given.
+Conditional on the stored output and log-sum-exp: the backward is judged on what it was given. With errors
+of those two as well (``Given``) the same terms bound the distance from the exact gradients, end to end.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds import centred, rms_backward
+from flashcheck.bounds.gradient_sums import GradientSum, gradient_sums, sum_group
 from flashcheck.bounds.interval import Interval, rounded_interval
-from flashcheck.bounds.numbers import FP32_MAX, SMALLEST_FP32, UNIT, is_power_of_two, weighted_growth
-from flashcheck.bounds.pairs import PairErrors, dout_of, pair_errors, sum_group, tiles_of
+from flashcheck.bounds.numbers import FP32_MAX, UNIT, weighted_growth
+from flashcheck.bounds.pairs import Given, PairErrors, pair_errors
 from flashcheck.bounds.result import BackwardBound, TensorBound
 from flashcheck.bounds.rms import after_rounding
-from flashcheck.formats import Format, format_of, half_ulp
+from flashcheck.bounds.scores import ScoreError, score_error
+from flashcheck.formats import FP32, Format, format_of
 from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
 from flashcheck.problem import Problem
 
@@ -26,135 +29,104 @@ def backward_bound(
     problem: Problem,
     forward: ForwardQuantities,
     exact: BackwardQuantities,
-    out: Tensor,
-    lse: Tensor,
+    given: Given,
     arithmetic: Arithmetic,
     machine: Machine,
+    scores: ScoreError | None = None,
+    *,
+    with_scale: bool = False,
 ) -> BackwardBound:
     """Bounds on the gradients that any recomputing backward with this arithmetic obeys.
 
     Args:
         forward: the oracle's forward quantities (scores, products, visible).
-        exact: the oracle's gradients, conditional on ``out`` and ``lse``.
-        out, lse: what the kernel was given, (B, H, Nq, dv) and (B, H, Nq).
+        exact: the oracle's gradients; conditional on ``given`` where that has no errors, else from scratch.
+        given: the output and log-sum-exp that the kernel was given. With errors the centred intervals and
+            predictions are left out: they hold for known stored values.
+        scores: the scores' errors, where the forward's bound has them already.
+        with_scale: bound dscale too.
 
     Source: THEORY.md section 4.
     """
     if not problem.num_keys or not problem.num_queries:
-        return _nothing(exact, arithmetic.output_format)
-    pairs = pair_errors(problem, forward, exact, out, lse, arithmetic, machine)
-    q, k = problem.q.double(), problem.k.double().repeat_interleave(problem.group, 1)
-    dout = dout_of(problem)
-    operand = arithmetic.product_format or arithmetic.probability_format
-    grad_format = arithmetic.grad_score_format or arithmetic.probability_format
-    grad_operand = arithmetic.product_format or grad_format
-    scale = abs(problem.effective_scale)
-    ds_slack, p_slack = pairs.ds_error + pairs.ds_rounding, pairs.p_error + pairs.p_rounding
-    v_unit = machine.accumulator(operand)
-    s_unit = machine.accumulator(grad_operand)
-    rows, keys = problem.num_queries * problem.group, problem.num_keys
-    gamma_v, gamma_q, gamma_k = v_unit.gamma(rows), s_unit.gamma(keys), s_unit.gamma(rows)
-
-    def summed(slack: Tensor, size: Tensor, other: Tensor, gamma: float) -> Tensor:
-        """[G1] operand errors, [G2] accumulation."""
-        return slack @ other + gamma * ((size + slack) @ other)
-
-    dv = summed(p_slack.mT, pairs.p.mT, dout.abs(), gamma_v)
-    dq = scale * (1 + 2 * UNIT) * summed(ds_slack, pairs.ds.abs(), k.abs(), gamma_q)
-    dk = scale * (1 + 2 * UNIT) * summed(ds_slack.mT, pairs.ds.abs().mT, q.abs(), gamma_k)
-    if not is_power_of_two(arithmetic.probability_scale):
-        dv = dv * (1 + 2 * UNIT) + UNIT * (pairs.p.mT @ dout.abs())
-    partial_q = scale * ((pairs.ds.abs() + ds_slack) @ k.abs())
-    partial_k = scale * ((pairs.ds.abs() + ds_slack).mT @ q.abs())
-    partial_v = (pairs.p + p_slack).mT @ dout.abs()
-    if arithmetic.scale_placement == "operands":  # the products take q and k times sqrt(scale), rounded
-        dq, dk = dq + 3 * UNIT * partial_q, dk + 3 * UNIT * partial_k
-    dq = dq + _tile_rounding(partial_q, keys, arithmetic.block_keys, arithmetic)
-    dk = dk + _tile_rounding(partial_k, problem.num_queries, arithmetic.block_queries, arithmetic)
-    dv = dv + _tile_rounding(partial_v, problem.num_queries, arithmetic.block_queries, arithmetic)
-    if arithmetic.group_grad_format is not None and problem.group > 1:  # [G4]
-        dk = dk + half_ulp(partial_k, arithmetic.group_grad_format)
-        dv = dv + half_ulp(partial_v, arithmetic.group_grad_format)
-        if arithmetic.group_grad_format.precision <= 11:  # the sum over the group is stored so as well
-            extra = problem.group * arithmetic.group_grad_format.unit_roundoff
-            dk, dv = dk + extra * partial_k, dv + extra * partial_v
-    # [G5] subnormal products and sums, before and after the scale.
-    dq = dq + keys * SMALLEST_FP32 * (scale + 2)
-    dk = dk + problem.num_queries * SMALLEST_FP32 * (scale + 2)
-    dv = dv + problem.num_queries * SMALLEST_FP32
-    overflow = _overflow(problem, pairs, arithmetic, partial_q, partial_k, partial_v)
-    dk, dv = sum_group(dk, problem), sum_group(dv, problem) * problem.v_descale
-    dq = dq + 2 * UNIT * exact.dq.abs()
-    dk = dk + 2 * UNIT * exact.dk.abs()
+        return _nothing(exact, arithmetic.output_format, with_scale=with_scale)
+    scores = score_error(problem, forward, arithmetic, machine) if scores is None else scores
+    pairs = pair_errors(problem, forward, exact, given, scores, arithmetic, machine)
+    sums = gradient_sums(problem, arithmetic, machine)
+    overflow = _overflow(sums, pairs, arithmetic)
     fmt = arithmetic.output_format
-    sigma = rms_backward.backward_sigma(problem, forward, exact, lse, pairs, arithmetic, machine)
-    linear = rms_backward.first_order(pairs, problem)
-    centres = centred.gradient_intervals(problem, exact, pairs, arithmetic, machine, overflow)
+    conditional = given.lse_error is None
+    centres: dict[str, Interval] = {}
+    sigma: dict[str, Tensor] = {}
+    linear: dict[str, Tensor] = {}
+    if conditional:
+        sigma = rms_backward.backward_sigma(problem, forward, exact, given.lse, pairs, sums, machine)
+        linear = rms_backward.first_order(pairs, problem)
+        centres = centred.gradient_intervals(exact, pairs, sums, overflow)
     tensors = {}
-    for name, value, error in (("dq", exact.dq, dq), ("dk", exact.dk, dk), ("dv", exact.dv, dv)):
+    ds_slack, p_slack = pairs.ds_error + pairs.ds_rounding, pairs.p_error + pairs.p_rounding
+    ds_size = pairs.ds.abs()
+    for name, total in sums.items():
+        value = getattr(exact, name)
+        size, slack = (pairs.p, p_slack) if name == "dv" else (ds_size, ds_slack)
+        interval = _interval(value, total.error(value, size, slack), fmt, overflow[name])
+        if not conditional:
+            tensors[name] = _unpredicted(interval)
+            continue
         holds = (linear[name] & torch.isfinite(value)).expand_as(value)
         predicted = torch.where(holds, after_rounding(value, sigma[name], fmt), 0.0)
-        tensors[name] = TensorBound(
-            _interval(value, error, fmt, overflow[name]), predicted, holds, fmt.precision <= 11, centres[name]
-        )
+        tensors[name] = TensorBound(interval, predicted, holds, fmt.precision <= 11, centres[name])
     if exact.dbias is not None and problem.bias is not None:
         tensors["dbias"] = _bias_bound(problem, exact.dbias, pairs, machine)
     if exact.dsink is not None and problem.sink is not None:
-        tensors["dsink"] = _sink_bound(problem, exact, lse, pairs, machine)
+        tensors["dsink"] = _sink_bound(problem, exact, given, pairs, machine)
+    if with_scale:
+        tensors["dscale"] = _scale_bound(problem, forward, exact, pairs, scores, machine)
     return BackwardBound(tensors)
 
 
-def _tile_rounding(partial: Tensor, length: int, block: int | None, arithmetic: Arithmetic) -> Tensor:
-    """[G3] Gradients that are kept in a narrow format while they are summed over tiles."""
-    if arithmetic.grad_accumulator_format is None:
-        return torch.zeros_like(partial)
-    tiles = tiles_of(length, block)
-    # Each store errs by half an ulp of a partial sum, which earlier stores may have enlarged.
-    growth = (1 + arithmetic.grad_accumulator_format.unit_roundoff) ** tiles
-    return tiles * half_ulp(partial * growth, arithmetic.grad_accumulator_format)
-
-
-def _nothing(exact: BackwardQuantities, fmt: Format) -> BackwardBound:
+def _nothing(exact: BackwardQuantities, fmt: Format, *, with_scale: bool) -> BackwardBound:
     """No pair exists: every gradient is exactly 0."""
     named = {"dq": exact.dq, "dk": exact.dk, "dv": exact.dv, "dbias": exact.dbias, "dsink": exact.dsink}
-    return BackwardBound(
-        {
-            name: _unpredicted(rounded_interval(x, torch.zeros_like(x), fmt))
-            for name, x in named.items()
-            if x is not None
-        }
-    )
+    if with_scale:
+        named["dscale"] = exact.dscale
+    bounds = {
+        name: _unpredicted(rounded_interval(x, torch.zeros_like(x), fmt))
+        for name, x in named.items()
+        if x is not None
+    }
+    return BackwardBound(bounds)
 
 
 def _overflow(
-    problem: Problem,
-    pairs: PairErrors,
-    arithmetic: Arithmetic,
-    partial_q: Tensor,
-    partial_k: Tensor,
-    partial_v: Tensor,
-) -> dict[str, Tensor]:
+    sums: dict[str, GradientSum], pairs: PairErrors, arithmetic: Arithmetic
+) -> dict[str, Tensor | None]:
     """Elements whose computation may leave the range of fp32, or of a format that partial sums
-    are kept in, on the way; shapes of q, k, v."""
-    kept, grouped_format = arithmetic.grad_accumulator_format, arithmetic.group_grad_format
-    stores = (FP32_MAX, *(f.max_finite for f in (kept, grouped_format) if f is not None))
+    are kept in, on the way; shapes of q, k, v, or None where none can."""
+    kept, grouped = arithmetic.grad_accumulator_format, arithmetic.group_grad_format
+    stores = (FP32_MAX, *(f.max_finite for f in (kept, grouped) if f is not None))
     limit = min(stores) * (1 - 2.0**-10)
-    unscaled = max(abs(problem.effective_scale), 1e-300)
-
-    def past(partial: Tensor, factor: float) -> Tensor:
-        return ~(torch.maximum(partial, partial / factor) < limit)
-
-    dq = pairs.overflow_ds.any(-1, keepdim=True) | past(partial_q, unscaled)
-    dk = pairs.overflow_ds.any(-2).unsqueeze(-1) | past(partial_k, unscaled)
-    dv = pairs.overflow_p.any(-2).unsqueeze(-1) | past(partial_v, 1.0)
-    grouped = {"dk": sum_group(dk.double(), problem) > 0, "dv": sum_group(dv.double(), problem) > 0}
-    return {"dq": dq, **grouped}
+    slack = {"dv": (pairs.p, pairs.p_error + pairs.p_rounding)}
+    slack["dq"] = slack["dk"] = (pairs.ds.abs(), pairs.ds_error + pairs.ds_rounding)
+    result = {}
+    for name, total in sums.items():
+        past = total.may_pass(*slack[name], limit)
+        where = pairs.overflow_p if name == "dv" else pairs.overflow_ds
+        if where is not None:
+            if name == "dq":
+                lines = where.any(-1, keepdim=True)
+            else:
+                lines = sum_group(where.any(-2).unsqueeze(-1).double(), total.problem) > 0
+            past = lines if past is None else past | lines
+        result[name] = past
+    return result
 
 
 def _interval(exact: Tensor, error: Tensor, fmt: Format, overflow: Tensor | None = None) -> Interval:
     """Gradients whose exact value is not finite are unlimited here; the non-finite checks judge them."""
     finite = torch.isfinite(exact)
     error = torch.where(finite, error.nan_to_num(torch.inf, torch.inf), torch.inf)
+    overflow = None if overflow is None else overflow.expand_as(exact)
     return rounded_interval(torch.where(finite, exact, 0.0), error, fmt, overflow)
 
 
@@ -164,7 +136,7 @@ def _unpredicted(interval: Interval) -> TensorBound:
 
 
 def _bias_bound(problem: Problem, exact: Tensor, pairs: PairErrors, machine: Machine) -> TensorBound:
-    """dbias sums dS over the dimensions along which the bias was broadcast."""
+    """[G6] dbias sums dS over the dimensions along which the bias was broadcast."""
     assert problem.bias is not None
     dims = [d for d in range(4) if problem.bias.shape[d] == 1 and pairs.ds_plain.shape[d] != 1]
     size = pairs.ds_plain.abs() + pairs.ds_plain_error
@@ -174,26 +146,56 @@ def _bias_bound(problem: Problem, exact: Tensor, pairs: PairErrors, machine: Mac
         error, total = error.sum(dims, keepdim=True), total.sum(dims, keepdim=True)
     error = error + machine.vector.gamma(terms) * total
     overflow = pairs.overflow_ds
-    for dim in dims:
-        overflow = overflow.any(dim, keepdim=True)
+    if overflow is not None:
+        for dim in dims:
+            overflow = overflow.any(dim, keepdim=True)
     return _unpredicted(_interval(exact, error, format_of(problem.bias.dtype), overflow))
 
 
 def _sink_bound(
-    problem: Problem, exact: BackwardQuantities, lse: Tensor, pairs: PairErrors, machine: Machine
+    problem: Problem, exact: BackwardQuantities, given: Given, pairs: PairErrors, machine: Machine
 ) -> TensorBound:
-    """dsink = -sum_i p_sink,i delta_i, with p_sink = exp(sink - L)."""
+    """[G7] dsink = -sum_i p_sink,i delta_i, with p_sink = exp(sink - L)."""
     assert problem.sink is not None
     assert exact.dsink is not None
     sink = problem.sink.double().view(1, -1, 1)
-    stored = torch.where(torch.isfinite(lse), lse.double(), 0.0)
-    log_p = torch.where(torch.isfinite(lse), sink - stored, -torch.inf)
-    relative = 2 * UNIT * (stored.abs() + sink.abs()) + UNIT * (sink - stored).abs() + 2 * machine.exp_error
-    p_error = weighted_growth(log_p, relative) + machine.exp_flush
+    stored = torch.where(torch.isfinite(given.lse), given.lse.double(), 0.0)
+    log_p = torch.where(torch.isfinite(given.lse), sink - stored, -torch.inf)
+    relative = 2 * UNIT * (stored.abs() + sink.abs()) + UNIT * (sink - stored).abs() + pairs.exp_error
+    if isinstance(pairs.row_error, Tensor):
+        relative = relative + pairs.row_error.squeeze(-1)
+    if given.lse_error is not None:
+        relative = relative + given.lse_error.nan_to_num(0.0, posinf=torch.inf)
+    p_error = weighted_growth(log_p, relative) + pairs.flush
     delta, delta_error = exact.delta, pairs.delta_error.squeeze(-1)
     term = p_error * delta.abs() + (torch.exp(log_p) + p_error) * delta_error
     size = (torch.exp(log_p) + p_error) * (delta.abs() + delta_error)
     terms = size.shape[0] * size.shape[2]
     error = term.sum((0, 2)) + (machine.vector.gamma(terms) + 2 * UNIT) * size.sum((0, 2))
-    overflow = pairs.overflow_delta.squeeze(-1).any(2).any(0) | ~(size.sum((0, 2)) < FP32_MAX)
+    overflow = ~(size.sum((0, 2)) < FP32_MAX)
+    if pairs.overflow_delta is not None:
+        overflow = overflow | pairs.overflow_delta.squeeze(-1).any(2).any(0)
     return _unpredicted(_interval(exact.dsink, error, format_of(problem.sink.dtype), overflow))
+
+
+def _scale_bound(
+    problem: Problem,
+    forward: ForwardQuantities,
+    exact: BackwardQuantities,
+    pairs: PairErrors,
+    scores: ScoreError,
+    machine: Machine,
+) -> TensorBound:
+    """[G8] dscale = sum dS q.k, stored in fp32; q.k errs as in [S1], taken from the scores' errors."""
+    scale = abs(problem.effective_scale)
+    if not scale:  # q.k cannot be had from scale q.k
+        return _unpredicted(rounded_interval(exact.dscale, torch.full_like(exact.dscale, torch.inf), FP32))
+    descale = problem.q_descale * problem.k_descale
+    products = (forward.products.abs() / scale).nan_to_num_(0.0, 0.0) * descale
+    product_error = (scores.own / scale * descale).add_(products, alpha=2 * UNIT)
+    size = pairs.ds.abs() + pairs.ds_error
+    term = pairs.ds_error * products + size * product_error
+    total = (size * (products + product_error)).sum()
+    error = term.sum() + (machine.vector.gamma(size.numel()) + 2 * UNIT) * total
+    overflow = ~(total < FP32_MAX)
+    return _unpredicted(_interval(exact.dscale, error, FP32, overflow))

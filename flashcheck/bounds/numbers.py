@@ -18,6 +18,10 @@ ORACLE_SHARE = 1.0 + 2.0**-26
 """Factor on every score error: it pays for the float64 oracle, whose error has the same form with
 2^-53 in the place of 2^-24 (THEORY.md section 2.5)."""
 
+LARGEST_LINEAR = 2.0**-6
+"""Where logarithms of factors stay below this, exp(x) - 1 <= x (1 + 2^-6) and exp(-x) >= 1 - x replace
+exponentials (THEORY.md section 2.6), and predictions are first order."""
+
 _CLIP = 700.0  # exp(700) is finite in float64; an error of e^700 is "anything" for every format
 
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
+from flashcheck.bounds.exponential import exponential_of
+from flashcheck.bounds.gradient_sums import dout_of
 from flashcheck.bounds.numbers import (
     FP32_MAX,
+    LARGEST_LINEAR,
     ORACLE_SHARE,
     SMALLEST_FP32,
     UNIT,
     is_power_of_two,
     weighted_growth,
 )
-from flashcheck.bounds.scores import score_error
-from flashcheck.bounds.tiling import SMALLEST_TILE
+from flashcheck.bounds.products import weighted_above
+from flashcheck.bounds.rms import softcap_slope
+from flashcheck.bounds.scores import ScoreError
 from flashcheck.formats import Format, half_ulp
 from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
 from flashcheck.problem import Problem
@@ -27,18 +30,36 @@ _NEAR_MAX = FP32_MAX * (1 - 2.0**-10)
 
 
 @dataclass(frozen=True, slots=True)
+class Given:
+    """The stored forward that a backward reads, and how far it may lie from the exact one.
+
+    Attributes:
+        out: (B, H, Nq, dv); lse: (B, H, Nq).
+        lse_error: (B, H, Nq) bound on |lse - exact|; out_error: (B, H, Nq, dv) on |out - exact|. None:
+            the exact gradients are conditional on ``out`` and ``lse``, which then have no error.
+    """
+
+    out: Tensor
+    lse: Tensor
+    lse_error: Tensor | None = None
+    out_error: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PairErrors:
-    """Errors of the recomputed tiles, (B, H, Nq, Nk), 0 where hidden; ``p`` and ``ds`` are exact.
+    """Errors of the recomputed tiles, (B, H, Nq, Nk); ``p`` and ``ds`` are exact, 0 where hidden.
 
     Attributes:
         p: exact exp(s - L); p_error: of the fp32 value; p_rounding: of putting it into its format.
         ds: exact dS (softcap's derivative included); ds_error and ds_rounding likewise.
         ds_plain, ds_plain_error: dS before softcap's derivative: the gradient of the bias.
         delta_error: (B, H, Nq, 1) error of rowsum(dO * O) - dLSE.
-        relative: |log of computed p / exact p|.
-        exp_error: log of 1 + the error of one exponential.
+        relative: |log of computed p / exact p|; worst: the largest.
+        row_error: (B, H, Nq, 1) the part of it that an eager softmax adds for the whole row.
+        exp_error: log of 1 + the error of one exponential; flush: its limit.
         overflow_p, overflow_ds: boolean, pairs whose score, or whose dP or delta, may leave fp32's range;
             hidden pairs too, whose P is 0: 0 * inf is NaN. overflow_delta: (B, H, Nq, 1) delta alone.
+            None: nowhere.
     """
 
     p: Tensor
@@ -51,71 +72,101 @@ class PairErrors:
     ds_plain_error: Tensor
     delta_error: Tensor
     relative: Tensor
+    worst: float
+    row_error: Tensor | float
     exp_error: float
-    overflow_p: Tensor
-    overflow_ds: Tensor
-    overflow_delta: Tensor
+    flush: float
+    overflow_p: Tensor | None
+    overflow_ds: Tensor | None
+    overflow_delta: Tensor | None
 
 
 def pair_errors(
     problem: Problem,
     forward: ForwardQuantities,
     exact: BackwardQuantities,
-    out: Tensor,
-    lse: Tensor,
+    given: Given,
+    score: ScoreError,
     arithmetic: Arithmetic,
     machine: Machine,
 ) -> PairErrors:
-    """Terms [B1] to [B5] of THEORY.md section 4.1 and 4.2."""
-    score = score_error(problem, forward, arithmetic, machine)
-    visible = forward.visible & torch.isfinite(exact.probabilities)
-    stored = torch.where(torch.isfinite(lse), lse.double(), 0.0).unsqueeze(-1)
-    scores = torch.where(visible, forward.scores, 0.0)
+    """Terms [B1] to [B7] of THEORY.md section 4.1, 4.2 and 4.4."""
+    eager = arithmetic.normalise == "before_product"
+    mask, p = score.visible, exact.probabilities
+    finite = not p.numel() or bool(torch.isfinite(p.sum()))
+    if not finite:
+        seen = torch.isfinite(p) & forward.visible
+        p, mask = torch.where(seen, p, 0.0), seen.double()
+    stored = torch.where(torch.isfinite(given.lse), given.lse.double(), 0.0).unsqueeze(-1)
+    scores = forward.scores.nan_to_num(0.0, 0.0, 0.0)
     constant = 0.0 if score.additive else score.constant
-    own = torch.where(visible, score.own, 0.0) * ORACLE_SHARE + constant * scores.abs()
-    flush_limit = machine.exp_flush if arithmetic.exp_flush is None else arithmetic.exp_flush
-    exp_error = -math.log1p(-(machine.exp_error if arithmetic.exp_error is None else arithmetic.exp_error))
+    exponential = exponential_of(arithmetic.in_backward, machine)
     # [B1] No common shift cancels here: P is exp(s - L) with L given.
+    relative = score.own * (ORACLE_SHARE * (1 + UNIT))
+    if constant:
+        relative.add_(scores.abs(), alpha=constant * (1 + UNIT))
+    own_max = relative.amax(-1, keepdim=True) if relative.shape[-1] else torch.zeros_like(stored)
+    argument = (scores - stored).abs_()
     shift = 2 * UNIT * stored.abs()
-    relative = own + shift + UNIT * ((scores - stored).abs() + own + shift) + exp_error
-    if arithmetic.normalise == "before_product":  # P comes from the forward: its row sum errs as well
-        own_max = own.amax(-1, keepdim=True) if own.shape[-1] else 0.0
-        relative = (
-            relative + own_max + exp_error + machine.vector.gamma(own.shape[-1]) + machine.division_error
-        )
-    relative = torch.where(visible, relative, 0.0)
-    p = torch.where(visible, exact.probabilities, 0.0)
-    log_p = torch.where(visible, scores - stored, -torch.inf)
-    p_error = torch.where(visible, weighted_growth(log_p, relative) + flush_limit, 0.0)
+    row = shift * (1 + UNIT) + exponential.log_error
+    row_error: Tensor | float = 0.0
+    if eager:  # P comes from the forward: its row sum errs as well
+        row_error = own_max + exponential.log_error
+        row_error = row_error + (machine.vector.gamma(relative.shape[-1]) + machine.division_error)
+        row = row + row_error
+    if given.lse_error is not None:  # [B6] the stored log-sum-exp is off
+        row = row + given.lse_error.nan_to_num(0.0, posinf=torch.inf).unsqueeze(-1)
+    relative.add_(argument, alpha=UNIT).add_(row)
+    worst = float(relative.amax()) if relative.numel() else 0.0
+    if worst <= LARGEST_LINEAR:
+        p_error = (p * relative).mul_(1 + worst)
+    else:
+        log_p = scores - stored
+        log_p = log_p if mask is None else torch.where(mask > 0, log_p, -torch.inf)
+        relative = relative if mask is None else torch.where(mask > 0, relative, 0.0)
+        p_error = weighted_growth(log_p, relative)
+    p_error = _floored(p_error, exponential.flush, mask)
     p_rounding = _rounding(p + p_error, arithmetic.probability_format, arithmetic.probability_scale)  # [B2]
     # [B3] delta and dP
     dout = dout_of(problem)
+    size_dout = dout.abs()
     unit = machine.accumulator(arithmetic.product_format or arithmetic.input_format)
-    values = problem.v.double().repeat_interleave(problem.group, 1) * problem.v_descale
-    every_pair = dout.abs() @ values.abs().nan_to_num(0.0, 0.0).mT
-    magnitude = torch.where(visible, every_pair, 0.0)
-    dp_error = unit.gamma(problem.value_dim) * magnitude + problem.value_dim * SMALLEST_FP32
-    delta_size = (dout * out.double().nan_to_num(0.0)).abs().sum(-1, keepdim=True)
+    values = (problem.v.double() * problem.v_descale).abs()
+    if not bool(torch.isfinite(values).all()):
+        values = values.nan_to_num(0.0, 0.0)
+    magnitude = weighted_above(problem, size_dout, values.mT)
+    delta_size = (size_dout * given.out.double().nan_to_num(0.0).abs()).sum(-1, keepdim=True)
     delta_error = machine.vector.gamma(problem.value_dim) * delta_size + problem.value_dim * SMALLEST_FP32
+    if given.out_error is not None:  # [B7] the stored output is off
+        delta_error = delta_error + (size_dout * given.out_error).nan_to_num(0.0).sum(-1, keepdim=True)
     delta = exact.delta.unsqueeze(-1)
     if problem.dlse is not None:
-        delta_error = delta_error + UNIT * delta.abs()
-    if arithmetic.normalise == "before_product":  # eager backward: delta = rowsum(P * dP)
-        delta_error = delta_error + _eager_delta_error(p, p_error, magnitude, dp_error, machine)
-    difference = torch.where(visible, exact.grad_probabilities - delta, 0.0)
-    difference_error = dp_error + delta_error
-    difference_error = difference_error + UNIT * (difference.abs() + difference_error)
+        delta_error = delta_error + UNIT * (delta.abs() + delta_error)
+    gamma = unit.gamma(problem.value_dim)
+    if problem.v_descale != 1.0:
+        gamma += 2 * UNIT
+    if eager:  # eager backward: delta = rowsum(P * dP)
+        delta_error = delta_error + _eager_delta_error(p + p_error, p_error, magnitude, gamma, machine)
+    difference = (exact.grad_probabilities - delta).abs_()
+    if not finite or not bool(torch.isfinite(difference.sum())):
+        difference = torch.where(forward.visible, difference, 0.0).nan_to_num_(0.0, 0.0)
+    difference_error = magnitude * gamma
+    difference_error.add_(delta_error + problem.value_dim * SMALLEST_FP32)
+    difference_error.mul_(1 + UNIT).add_(difference, alpha=UNIT)
     # [B4] dS = P (dP - delta)
-    ds_plain = torch.where(visible, exact.grad_scores, 0.0)
-    plain_error = p_error * difference.abs() + (p + p_error) * difference_error
-    plain_error = plain_error + UNIT * (ds_plain.abs() + plain_error) + flush_limit
-    plain_error = torch.where(visible, plain_error, 0.0)
-    ds, ds_error = ds_plain, plain_error
+    ds = exact.grad_scores
+    if not finite and mask is not None:
+        ds = torch.where(mask > 0, ds, 0.0)
+    ds_error = difference_error.mul_(p + p_error).addcmul_(p_error, difference)
+    ds_error.mul_(1 + UNIT).add_(ds.abs(), alpha=UNIT)
+    ds_error = _floored(ds_error, exponential.flush, mask)
+    ds_plain, plain_error = ds, ds_error
     if problem.softcap is not None:
-        ds, ds_error = _through_softcap(problem, forward, ds_plain, plain_error, own, machine, visible)
-    overflow_p = visible & (score.overflow.unsqueeze(-1) | ~torch.isfinite(own) | (shift > 20.0))
+        own = score.own * ORACLE_SHARE
+        ds, ds_error = _through_softcap(problem, forward, ds_plain, plain_error, own, machine, mask)
+    overflow_p, overflow_ds, overflow_delta = _overflow(score, forward, shift, magnitude, delta_size)
     grad_format = arithmetic.grad_score_format or arithmetic.probability_format
-    ds_rounding = _rounding(ds.abs() + ds_error, grad_format, 1.0)  # [B5]
+    ds_rounding = _rounding(ds.abs().add_(ds_error), grad_format, 1.0)  # [B5]
     return PairErrors(
         p,
         p_error,
@@ -127,40 +178,65 @@ def pair_errors(
         plain_error,
         delta_error,
         relative,
-        exp_error,
+        worst if worst >= 0 else float("inf"),
+        row_error,
+        exponential.log_error,
+        exponential.flush,
         overflow_p,
-        overflow_p | (every_pair + delta_size >= _NEAR_MAX),
-        delta_size >= _NEAR_MAX,
+        overflow_ds,
+        overflow_delta,
     )
 
 
-def dout_of(problem: Problem) -> Tensor:
-    """The output gradient in float64, zero where the problem has none."""
-    if problem.dout is None:
-        return torch.zeros(
-            problem.batch, problem.num_heads, problem.num_queries, problem.value_dim, dtype=torch.float64
-        )
-    return problem.dout.double()
+def _floored(error: Tensor, floor: float, mask: Tensor | None) -> Tensor:
+    """error + floor where visible, 0 elsewhere."""
+    if mask is None:
+        return error.add_(floor)
+    if not bool(torch.isfinite(error.sum())):
+        return torch.where(mask > 0, error + floor, 0.0)
+    return error.add_(floor).mul_(mask)
+
+
+def _overflow(
+    score: ScoreError, forward: ForwardQuantities, shift: Tensor, magnitude: Tensor, delta_size: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """overflow_p, overflow_ds and overflow_delta of ``PairErrors``."""
+    own = score.own
+    limited = score.overflow is None and (not own.numel() or float(own.amax()) < torch.inf)
+    overflow_p = None
+    if not limited or bool((shift > 20.0).any()):
+        rows = torch.zeros_like(shift, dtype=torch.bool)
+        rows = rows if score.overflow is None else score.overflow.unsqueeze(-1)
+        overflow_p = forward.visible & (rows | ~torch.isfinite(own) | (shift > 20.0))
+    largest = float(magnitude.amax()) if magnitude.numel() else 0.0
+    most_delta = float(delta_size.amax()) if delta_size.numel() else 0.0
+    if largest + most_delta < _NEAR_MAX:
+        return overflow_p, overflow_p, None
+    past = magnitude + delta_size >= _NEAR_MAX
+    return overflow_p, past if overflow_p is None else past | overflow_p, delta_size >= _NEAR_MAX
 
 
 def _rounding(largest: Tensor, fmt: Format, factor: float) -> Tensor:
     """Error of rounding a value of magnitude at most ``largest`` into ``fmt``; inf past its range."""
     if fmt.precision >= 24:
         return torch.zeros_like(largest)
-    error = torch.minimum(largest, half_ulp(factor * largest, fmt) / factor)
+    value = largest if factor == 1.0 else largest * factor
+    error = torch.minimum(largest, half_ulp(value, fmt).mul_(1 / factor))
     if not is_power_of_two(factor):
-        error = error + UNIT * largest
+        error.add_(largest, alpha=UNIT)
+    if not value.numel() or float(value.amax()) < fmt.overflow_threshold:
+        return error
     past = torch.inf if not fmt.saturates else largest
-    return torch.where(factor * largest >= fmt.overflow_threshold, past, error)
+    return torch.where(value >= fmt.overflow_threshold, past, error)
 
 
 def _eager_delta_error(
-    p: Tensor, p_error: Tensor, magnitude: Tensor, dp_error: Tensor, machine: Machine
+    p: Tensor, p_error: Tensor, magnitude: Tensor, gamma: float, machine: Machine
 ) -> Tensor:
-    """delta = sum_j P_ij dP_ij: errors of both factors, and the sum."""
-    terms = p_error * magnitude + (p + p_error) * dp_error
-    size = ((p + p_error) * magnitude).sum(-1, keepdim=True)
-    return terms.sum(-1, keepdim=True) + machine.vector.gamma(p.shape[-1]) * size
+    """delta = sum_j P_ij dP_ij, ``p`` at its largest: errors of both factors, and the sum."""
+    total = (p * magnitude).sum(-1, keepdim=True)
+    moved = (p_error * magnitude).sum(-1, keepdim=True)
+    return moved + (gamma + machine.vector.gamma(p.shape[-1])) * total + p.shape[-1] * SMALLEST_FP32
 
 
 def _through_softcap(
@@ -170,25 +246,16 @@ def _through_softcap(
     error: Tensor,
     own: Tensor,
     machine: Machine,
-    visible: Tensor,
+    mask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """dS times sech^2(x / c) = 1 - tanh^2: the derivative errs by 2 (tanh error + own/c) + 3 u."""
     cap = problem.softcap or 1.0
-    x = torch.where(visible, forward.products, 0.0)
-    slope = 1 / torch.cosh((x / cap).clamp(-350, 350)).square()
-    slope_error = 2 * (machine.tanh_error + own / cap + 3 * UNIT * (x / cap).abs().clamp(max=0.5)) + 3 * UNIT
+    x = (forward.products / cap).abs_().nan_to_num_(0.0, 0.0)
+    slope = softcap_slope(problem, forward)
+    if mask is not None and not bool(torch.isfinite(own.sum() + slope.sum())):
+        slope, own = torch.where(mask > 0, slope, 0.0), torch.where(mask > 0, own, 0.0)
+    slope_error = own.mul_(2 / cap).add_(x.clamp_(max=0.5), alpha=6 * UNIT)
+    slope_error.add_(2 * machine.tanh_error + 3 * UNIT)
     through = ds * slope
-    result = ds.abs() * slope_error + error * (slope + slope_error)
-    return through, result + UNIT * (through.abs() + result)
-
-
-def sum_group(x: Tensor, problem: Problem) -> Tensor:
-    """(B, H, ...) summed over the query heads of each group: (B, Hkv, ...)."""
-    if problem.group == 1:
-        return x
-    return x.view(x.shape[0], problem.num_kv_heads, problem.group, *x.shape[2:]).sum(2)
-
-
-def tiles_of(length: int, block: int | None) -> int:
-    """Tiles along a length; an undeclared tile has at least SMALLEST_TILE entries."""
-    return max(-(-length // (block or SMALLEST_TILE)), 1)
+    result = (ds.abs() * slope_error).addcmul_(error, slope.add_(slope_error))
+    return through, result.mul_(1 + UNIT).add_(through.abs(), alpha=UNIT)

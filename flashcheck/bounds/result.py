@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from flashcheck.bounds.interval import Interval
+from flashcheck.bounds.scores import ScoreError
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,12 @@ class TensorBound:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBound:
-    """Bounds for the forward pass: out (B, H, Nq, dv), lse (B, H, Nq)."""
+    """Bounds for the forward pass: out (B, H, Nq, dv), lse (B, H, Nq); ``scores``: the errors of the
+    scores, which a backward recomputes (None: not kept)."""
 
     out: TensorBound
     lse: TensorBound
+    scores: ScoreError | None = None
 
 
 @dataclass(frozen=True, slots=True)

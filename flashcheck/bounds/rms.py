@@ -8,64 +8,77 @@ import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
-from flashcheck.bounds.numbers import UNIT
+from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT
+from flashcheck.bounds.products import weighted, weighted_above
 from flashcheck.bounds.rows import SoftmaxRows
-from flashcheck.bounds.weights import WeightErrors
+from flashcheck.bounds.spread import Deviations
+from flashcheck.bounds.weights import WeightErrors, tile_weights
 from flashcheck.formats import Format, half_ulp, round_nearest
+from flashcheck.oracle.quantities import ForwardQuantities
 from flashcheck.problem import Problem
 
 ROUNDING_RMS = 0.4247
 """rms of the relative error of rounding to nearest, in units of u, for a log-uniform significand."""
 
-LARGEST_LINEAR = 2.0**-6
-"""First-order predictions hold while log-weight errors stay below this."""
+BINADE = 0.541
+"""Mean of (2^floor(log2 x) / x)^2 for a log-uniform x."""
+
+LARGEST_PRODUCT = 12.0
+"""Mean square of the largest of a few dozen products of normal numbers, over that of all."""
 
 
-def first_order(p: Tensor, relative: Tensor) -> Tensor:
+def first_order(weights: WeightErrors) -> Tensor:
     """(B, H, Nq, 1): rows in which every weight that matters has a small error."""
-    if not p.shape[-1]:
-        return torch.zeros(*p.shape[:-1], 1, dtype=torch.bool)
-    worst = torch.where(p > 1e-12, relative, 0.0).amax(-1, keepdim=True)
+    rows = weights.rows
+    if weights.linear or not rows.num_keys:
+        return torch.full_like(rows.live, bool(rows.num_keys))
+    worst = torch.where(rows.p > 1e-12, weights.relative, 0.0).amax(-1, keepdim=True)
     return worst < LARGEST_LINEAR
 
 
 def forward_sigma(
     problem: Problem,
-    rows: SoftmaxRows,
+    exact: ForwardQuantities,
     weights: WeightErrors,
     arithmetic: Arithmetic,
     machine: Machine,
 ) -> tuple[Tensor, Tensor]:
     """Standard deviations of out (B, H, Nq, dv) and lse (B, H, Nq, 1) before they are rounded."""
-    values, out, p = rows.values, rows.out, rows.p
-    num_keys = values.shape[-2]
+    rows = weights.rows
+    out, p, num_keys = rows.out, rows.p, rows.num_keys
     if num_keys == 0:
         return torch.zeros_like(out), torch.zeros_like(rows.lse)
-    rounding = _probability_variance(rows, weights, arithmetic)
-    gap = rows.row_max - rows.scores
-    log_weight = score_variance(problem, rows.visible, rows.scores, arithmetic, machine)
-    log_weight = log_weight + 0.36 * (UNIT * gap).square() + (weights.exp_error / 1.73) ** 2
-    scores = p.square() * log_weight
-    square = values.square()
-    if arithmetic.row_sum == "rounded":
-        variance = _centred(rounding + scores, values, square, out)
-    else:
-        variance = rounding @ square + _centred(scores, values, square, out)
-    drift = p * _score_bias(problem, rows, arithmetic, machine)
-    drift_total = drift.sum(-1, keepdim=True)
-    variance = variance + (drift @ values - out * drift_total).square()
+    deviations = Deviations(problem, rows.values, out)
+    scores = _with_sink(score_variance(problem, exact, arithmetic, machine), rows)
+    scores.addcmul_(rows.gap, rows.gap, value=0.36 * UNIT**2).add_((weights.exp_error / 1.73) ** 2)
+    p_square = p.square()
+    scores.mul_(p_square)
+    rounding = _probability_variance(weights, arithmetic)
     unit = machine.accumulator(arithmetic.product_format or arithmetic.probability_format)
-    variance = variance + accumulation_variance(unit, num_keys, out, p.square() @ square)
-    variance = variance + accumulation_bias(unit, num_keys, out).square()
-    variance = variance + (0.6 * machine.division_error * out).square()
+    ends, bridge = accumulation_weights(unit, num_keys)
+    effect, absolute = scores, p_square * bridge
+    if rounding is not None and arithmetic.row_sum == "rounded":
+        effect = scores + rounding
+    elif rounding is not None:
+        absolute.add_(rounding)
+    variance = deviations.variance(effect)
+    variance.add_(weighted_above(problem, absolute, rows.values.square()))
+    variance.addcmul_(out, out, value=ends + (0.6 * machine.division_error) ** 2)
+    variance.add_(accumulation_bias(unit, num_keys, out).square())
     total = scores.sum(-1, keepdim=True) + accumulation_variance(
-        machine.vector, num_keys, torch.ones(()), torch.ones(())
+        machine.vector, num_keys, torch.ones_like(rows.lse), torch.ones_like(rows.lse)
     )
-    if arithmetic.row_sum == "rounded":
+    if rounding is not None and arithmetic.row_sum == "rounded":
         total = total + rounding.sum(-1, keepdim=True)
-    total = total + drift_total.square() + 3 * (ROUNDING_RMS * UNIT * rows.row_max).square()
+    bias = score_bias(problem, exact, arithmetic, machine)
+    if bias is not None:
+        drift = p * _with_sink(bias, rows)
+        drift_total = drift.sum(-1, keepdim=True)
+        total = total + drift_total.square()
+        variance.add_((weighted(problem, drift, rows.values) - out * drift_total).square())
+    total = total + 3 * (ROUNDING_RMS * UNIT * rows.row_max).square()
     total = total + (0.25 * machine.log_absolute) ** 2
-    return variance.sqrt(), total.sqrt()
+    return variance.sqrt_(), total.sqrt_()
 
 
 def after_rounding(exact: Tensor, sigma: Tensor, fmt: Format) -> Tensor:
@@ -78,87 +91,127 @@ def after_rounding(exact: Tensor, sigma: Tensor, fmt: Format) -> Tensor:
     half = half_ulp(exact, fmt)
     spacing = 2 * half
     continuous = sigma.square() + half.square() / 3
-    offset = (round_nearest(exact, fmt) - exact) / spacing
-    spread = (sigma / spacing).clamp(min=1e-300)
-    # Mass of each cell [k - 1/2, k + 1/2] around the nearest stored value, k = -3 .. 3, in spacings.
-    below = torch.zeros_like(exact)
-    discrete = torch.zeros_like(exact)
-    for k in range(-3, 4):
-        edge = (offset + (k + 0.5)) / spread
-        up_to = torch.ones_like(exact) if k == 3 else 0.5 + 0.5 * torch.erf(edge * math.sqrt(0.5))
-        discrete += (up_to - below) * (offset + k).square()
-        below = up_to
-    return (
-        torch.where(sigma < 0.6 * spacing, discrete * spacing.square(), continuous)
-        .sqrt()
-        .nan_to_num(0.0, 0.0)
-    )
+    fine = sigma < 0.6 * spacing
+    if not bool(fine.any()):
+        return continuous.sqrt_().nan_to_num_(0.0, 0.0)
+    offset = ((round_nearest(exact, fmt) - exact) / spacing).float()
+    factor = (math.sqrt(0.5) * spacing / sigma).float().clamp_(max=1e30)
+    # Sum over the stored values k spacings from the nearest one, k = -3 .. 3, of (offset + k)^2 times the
+    # mass that rounds to them; summed by parts outward from k = 0, so that nothing cancels.
+    discrete = offset.square()
+    for k in range(3):
+        for edge in ((k + 0.5) + offset, (k + 0.5) - offset):
+            discrete.addcmul_(torch.special.erfc(edge * factor), edge)
+    discrete = discrete.double().mul_(spacing.square())
+    return torch.where(fine, discrete, continuous).sqrt_().nan_to_num_(0.0, 0.0)
 
 
-def _probability_variance(rows: SoftmaxRows, weights: WeightErrors, arithmetic: Arithmetic) -> Tensor:
+def _with_sink(x: Tensor, rows: SoftmaxRows) -> Tensor:
+    """(B, H, Nq, Nk) with a column of zeros for the sink where there is one."""
+    return torch.nn.functional.pad(x, (0, 1)) if rows.has_sink else x
+
+
+def _probability_variance(weights: WeightErrors, arithmetic: Arithmetic) -> Tensor | None:
     """Variance of rounding P, in shares of the row: known operand, uniform error over one spacing."""
+    rows = weights.rows
     fmt, factor = arithmetic.probability_format, arithmetic.probability_scale
     if fmt.precision >= 24:
-        return torch.zeros_like(rows.p)
+        return None
     if arithmetic.normalise == "before_product":
-        weight, share = rows.p, torch.ones(())
-        local = ROUNDING_RMS * UNIT * (rows.lse.abs() + 1) * weight
+        weight, share = rows.p, None
+        size = rows.lse.abs() + 1
+    elif weights.tiling.running_max is None:  # most weights are rounded against the final maximum
+        weight, share = rows.p * rows.row_sum, 1.0 / rows.row_sum
+        size = rows.row_max.abs() + rows.gap
     else:
-        reference = rows.row_max if weights.running_max is None else weights.running_max
-        weight = torch.where(rows.visible, torch.exp(rows.scores - reference), 0.0)
-        share = torch.exp(reference - rows.row_max) / rows.row_sum
-        local = ROUNDING_RMS * UNIT * (reference.abs() + rows.row_max - rows.scores) * weight
-    half = half_ulp(factor * weight, fmt) / factor
-    exactly = round_nearest(factor * weight, fmt) == factor * weight
-    variance = torch.where(
-        exactly,
-        torch.minimum(local, half).square(),
-        torch.minimum(weight.square(), half.square() / 3),
-    )
-    return torch.where(rows.visible, variance * share.square(), 0.0)
+        running = weights.tiling.running_max
+        weight = tile_weights(weights)
+        share = weights.tiling.per_key(torch.exp(running - rows.row_max) / rows.row_sum)
+        size = weights.tiling.per_key(running.abs()) + rows.gap
+    value = weight if factor == 1.0 else weight * factor
+    half = half_ulp(value, fmt)
+    inexact = (round_nearest(value, fmt) != value).double()
+    if factor != 1.0:
+        half.div_(factor)
+    # A representable operand (P = 1 at the maximum) rounds to itself, unless fp32 errors move it.
+    moved = torch.minimum(half, (ROUNDING_RMS * UNIT) * size * weight)
+    deviation = torch.minimum(weight, half.mul_(3.0**-0.5)).mul_(inexact)
+    deviation.addcmul_(moved, 1.0 - inexact)
+    if share is not None:
+        deviation.mul_(share)
+    return deviation.square_()
 
 
 def score_variance(
-    problem: Problem, visible: Tensor, scores: Tensor, arithmetic: Arithmetic, machine: Machine
+    problem: Problem, exact: ForwardQuantities, arithmetic: Arithmetic, machine: Machine
 ) -> Tensor:
-    """Variance of each computed score, (B, H, Nq, n); n counts the sink as a key where there is one."""
-    q = problem.q.double().nan_to_num(0.0, 0.0, 0.0).square()
-    k = problem.k.double().nan_to_num(0.0, 0.0, 0.0).square().repeat_interleave(problem.group, 1)
+    """Variance of each computed score, (B, H, Nq, Nk); hidden pairs hold anything finite."""
     scale = problem.effective_scale
-    terms = scale**2 * (q @ k.transpose(-1, -2))
-    if scores.shape[-1] > terms.shape[-1]:
-        terms = torch.nn.functional.pad(terms, (0, 1))
+    q, k = problem.q.double().square(), problem.k.double().square()
+    terms = weighted_above(problem, q, k.mT).mul_(scale**2)
     operand = arithmetic.product_format or arithmetic.input_format
-    variance = accumulation_variance(machine.accumulator(operand), problem.head_dim, scores, terms)
+    products = exact.products
+    variance = accumulation_variance(machine.accumulator(operand), problem.head_dim, products, terms)
     if arithmetic.scale_placement == "operands":
-        variance = variance + 2 * (ROUNDING_RMS * UNIT) ** 2 * terms
+        variance.add_(terms, alpha=2 * (ROUNDING_RMS * UNIT) ** 2)
     if arithmetic.scale_placement == "scores" or not machine.fused_multiply_add:
-        variance = variance + (ROUNDING_RMS * UNIT * scores).square()
+        variance.addcmul_(products, products, value=(ROUNDING_RMS * UNIT) ** 2)
     if arithmetic.score_format is not None and scale:
-        stored = (scores / scale).abs() * arithmetic.score_scale
-        half = half_ulp(stored, arithmetic.score_format) / arithmetic.score_scale
-        variance = variance + (scale * half).square() / 3
-    variance = variance + arithmetic.score_roundings * (ROUNDING_RMS * UNIT * scores).square()
-    if arithmetic.scaled_score_format is not None:
-        variance = variance + half_ulp(scores, arithmetic.scaled_score_format).square() / 3
-    return torch.where(visible, variance, 0.0)
+        half = half_ulp((products / scale).abs() * arithmetic.score_scale, arithmetic.score_format)
+        variance.addcmul_(half, half, value=(scale / arithmetic.score_scale) ** 2 / 3)
+    if problem.softcap is not None:
+        variance.mul_(softcap_slope(problem, exact).square())
+        variance.add_((machine.tanh_error * problem.softcap) ** 2 / 3)
+    added = 2 * int(problem.bias is not None or problem.alibi_slopes is not None)
+    again = arithmetic.score_roundings + added
+    if again or arithmetic.scaled_score_format is not None:
+        scores = exact.scores.nan_to_num(0.0, 0.0, 0.0)
+        variance.addcmul_(scores, scores, value=again * (ROUNDING_RMS * UNIT) ** 2)
+        if arithmetic.scaled_score_format is not None:
+            variance.add_(half_ulp(scores, arithmetic.scaled_score_format).square_(), alpha=1 / 3)
+    return variance
 
 
-def accumulation_variance(unit: Accumulator, terms: int, total: Tensor, squares: Tensor) -> Tensor:
-    """Variance of summing ``terms`` products to ``total``; ``squares``: sum of squares.
+def score_bias(
+    problem: Problem, exact: ForwardQuantities, arithmetic: Arithmetic, machine: Machine
+) -> Tensor | None:
+    """Mean error of each score, (B, H, Nq, Nk): it moves the scores of a row together, so it does not
+    average out over keys as independent errors do. None where there is none."""
+    unit = machine.accumulator(arithmetic.product_format or arithmetic.input_format)
+    if unit.rounding == "nearest":
+        return None
+    bias = accumulation_bias(unit, problem.head_dim, exact.products)
+    return bias if problem.softcap is None else bias.mul_(softcap_slope(problem, exact))
+
+
+def softcap_slope(problem: Problem, exact: ForwardQuantities) -> Tensor:
+    """The derivative of the cap, sech(x / c)^2."""
+    cap = problem.softcap or 1.0
+    return torch.cosh((exact.products / cap).clamp_(-350, 350)).pow_(-2.0)
+
+
+def accumulation_weights(unit: Accumulator, terms: int) -> tuple[float, float]:
+    """(a, b) with a total^2 + b sum of squares: the variance of summing ``terms`` products to ``total``.
 
     Each partial sum of a sequential summation is rounded once. Sums that are split over lanes err less:
     this is the upper end.
     """
     steps = -(-terms // unit.block)
-    partial = partial_squares(steps, total, squares)
-    if unit.rounding == "nearest":
-        variance = (ROUNDING_RMS * unit.step_error) ** 2 * partial
-    else:
-        variance = 0.25 * (ROUNDING_RMS * unit.step_error) ** 2 * partial
-    if unit.fraction_bits is not None:
-        variance = variance + (0.25 * 2.0**-unit.fraction_bits) ** 2 * (4 * squares + partial)
-    return variance
+    ends, bridge = _partial_weights(steps)
+    share = 1.0 if unit.rounding == "nearest" else 0.25
+    stored = share * (ROUNDING_RMS * unit.step_error) ** 2
+    if unit.fraction_bits is None or not steps:
+        return stored * ends, stored * bridge
+    # Each of K + 1 addends loses up to 2^-F of the binade of the largest of them, a third of that
+    # squared on average; the largest is the sum so far, or a product (LARGEST_PRODUCT).
+    lost = (unit.block + 1) / 3 * BINADE * 4.0**-unit.fraction_bits
+    return stored * ends + lost * (ends - 1), (stored + lost) * bridge + lost * LARGEST_PRODUCT / unit.block
+
+
+def accumulation_variance(unit: Accumulator, terms: int, total: Tensor, squares: Tensor) -> Tensor:
+    """Variance of summing ``terms`` products to ``total``; ``squares``: sum of squares."""
+    ends, bridge = accumulation_weights(unit, terms)
+    return (squares * bridge).addcmul_(total, total, value=ends)
 
 
 def partial_squares(steps: int, total: Tensor, squares: Tensor) -> Tensor:
@@ -167,11 +220,14 @@ def partial_squares(steps: int, total: Tensor, squares: Tensor) -> Tensor:
     The terms in random order, the last sum S known: E S_k^2 = (k/n)^2 S^2 + (k/n)(1 - k/n) Q with
     Q = ``squares``, the sum of squared terms (a Brownian bridge).
     """
-    if steps < 1:
-        return torch.zeros_like(total * squares)
-    ends = (steps + 1) * (2 * steps + 1) / (6 * steps)
-    bridge = (steps * steps - 1) / (6 * steps)
+    ends, bridge = _partial_weights(steps)
     return ends * total.square() + bridge * squares
+
+
+def _partial_weights(steps: int) -> tuple[float, float]:
+    if steps < 1:
+        return 0.0, 0.0
+    return (steps + 1) * (2 * steps + 1) / (6 * steps), (steps * steps - 1) / (6 * steps)
 
 
 def accumulation_bias(unit: Accumulator, terms: int, total: Tensor) -> Tensor:
@@ -180,17 +236,3 @@ def accumulation_bias(unit: Accumulator, terms: int, total: Tensor) -> Tensor:
         return torch.zeros_like(total)
     steps = -(-terms // unit.block)
     return -0.36 * unit.step_error * (steps + 1) / 2 * total
-
-
-def _score_bias(problem: Problem, rows: SoftmaxRows, arithmetic: Arithmetic, machine: Machine) -> Tensor:
-    """Mean error of each score, (B, H, Nq, n): it moves the scores of a row together, so it does not
-    average out over keys as independent errors do."""
-    unit = machine.accumulator(arithmetic.product_format or arithmetic.input_format)
-    bias = accumulation_bias(unit, problem.head_dim, rows.scores)
-    return torch.where(rows.visible, bias, 0.0)
-
-
-def _centred(weight: Tensor, values: Tensor, square: Tensor, out: Tensor) -> Tensor:
-    """sum_j W_ij (v_jd - O_id)^2."""
-    total = weight.sum(-1, keepdim=True)
-    return (weight @ square - 2 * out * (weight @ values) + out.square() * total).clamp(min=0.0)

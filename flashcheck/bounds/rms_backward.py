@@ -5,15 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashcheck.arithmetic import Arithmetic, Machine
-from flashcheck.bounds.numbers import UNIT
-from flashcheck.bounds.pairs import PairErrors, dout_of, sum_group, tiles_of
+from flashcheck.arithmetic import Machine
+from flashcheck.bounds.gradient_sums import GradientSum, dout_of, sum_group
+from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT
+from flashcheck.bounds.pairs import PairErrors
+from flashcheck.bounds.products import weighted_above
 from flashcheck.bounds.rms import (
-    LARGEST_LINEAR,
     ROUNDING_RMS,
     accumulation_variance,
+    accumulation_weights,
     partial_squares,
     score_variance,
+    softcap_slope,
 )
 from flashcheck.formats import Format, half_ulp
 from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
@@ -26,64 +29,61 @@ def backward_sigma(
     exact: BackwardQuantities,
     lse: Tensor,
     pairs: PairErrors,
-    arithmetic: Arithmetic,
+    sums: dict[str, GradientSum],
     machine: Machine,
 ) -> dict[str, Tensor]:
     """Standard deviations of dq, dk, dv before they are rounded; shapes of q, k, v."""
-    visible = forward.visible
-    q2 = problem.q.double().square()
-    k2 = problem.k.double().square().repeat_interleave(problem.group, 1)
-    v2 = problem.v.double().square().repeat_interleave(problem.group, 1) * problem.v_descale**2
-    dout2 = dout_of(problem).square()
-    scores = torch.where(visible, forward.scores, 0.0)
+    arithmetic = sums["dq"].arithmetic
+    v2 = (problem.v.double() * problem.v_descale).square()
     stored = torch.where(torch.isfinite(lse), lse.double(), 0.0).unsqueeze(-1)
-    log_p = score_variance(problem, visible, scores, arithmetic, machine)
-    log_p = log_p + (ROUNDING_RMS * UNIT) ** 2 * ((scores - stored).square() + 2 * stored.square())
-    log_p = log_p + (pairs.exp_error / 1.73) ** 2
+    argument = forward.scores.nan_to_num(0.0, 0.0, 0.0) - stored
+    log_p = score_variance(problem, forward, arithmetic, machine)
+    log_p.addcmul_(argument, argument, value=(ROUNDING_RMS * UNIT) ** 2)
+    log_p.add_(2 * (ROUNDING_RMS * UNIT * stored).square() + (pairs.exp_error / 1.73) ** 2)
     p, ds = pairs.p, pairs.ds
-    p_variance = _rounding(p, arithmetic.probability_format, arithmetic.probability_scale)
-    p_variance = p_variance + p.square() * log_p
+    p_square, ds_square = p.square(), ds.square()
+    # dS errs as P does, as dP does, and by its own two roundings.
     unit = machine.accumulator(arithmetic.product_format or arithmetic.input_format)
-    dp = torch.where(visible, exact.grad_probabilities, 0.0)
-    dp_variance = accumulation_variance(unit, problem.value_dim, dp, dout2 @ v2.mT)
-    ds_variance = _rounding(ds, arithmetic.grad_score_format or arithmetic.probability_format, 1.0)
-    ds_variance = ds_variance + ds.square() * log_p + p.square() * dp_variance
-    ds_variance = ds_variance + (UNIT * ds).square() / 3
-    p_variance = torch.where(visible, p_variance, 0.0)
-    ds_variance = torch.where(visible, ds_variance, 0.0)
-    grad_operand = arithmetic.product_format or arithmetic.grad_score_format or arithmetic.probability_format
-    s_unit = machine.accumulator(grad_operand)
-    p_unit = machine.accumulator(arithmetic.product_format or arithmetic.probability_format)
-    scale2 = problem.effective_scale**2
-    rows, keys = problem.num_queries * problem.group, problem.num_keys
-    squares = {
-        "dq": scale2 * (ds.square() @ k2),
-        "dk": sum_group(scale2 * (ds.square().mT @ q2), problem),
-        "dv": sum_group(p.square().mT @ dout2, problem),
-    }
-    variance = {
-        "dq": scale2 * (ds_variance @ k2) + accumulation_variance(s_unit, keys, exact.dq, squares["dq"]),
-        "dk": sum_group(scale2 * (ds_variance.mT @ q2), problem)
-        + accumulation_variance(s_unit, rows, exact.dk, squares["dk"]),
-        "dv": sum_group(p_variance.mT @ dout2, problem)
-        + accumulation_variance(p_unit, rows, exact.dv, squares["dv"]),
-    }
+    squares = weighted_above(problem, dout_of(problem).square(), v2.mT)
+    dp = accumulation_variance(unit, problem.value_dim, exact.grad_probabilities, squares)
+    ds_variance = dp.mul_(p_square)
+    if problem.softcap is not None:
+        slope = softcap_slope(problem, forward)
+        ds_variance.mul_(slope.square())
+        ds_variance.add_(_slope_variance(pairs, slope, machine))
+    ds_variance.addcmul_(ds_square, log_p + UNIT**2 / 3)
+    ds_variance.add_(_rounding(ds, arithmetic.grad_score_format or arithmetic.probability_format, 1.0))
+    p_variance = log_p.mul_(p_square)
+    p_variance.add_(_rounding(p, arithmetic.probability_format, arithmetic.probability_scale))
     kept = arithmetic.grad_accumulator_format
-    if kept is not None:  # every tile's sum is stored: as many roundings of partial sums as tiles
-        for name, tiles in (
-            ("dq", tiles_of(keys, arithmetic.block_keys)),
-            ("dk", tiles_of(problem.num_queries, arithmetic.block_queries) * problem.group),
-            ("dv", tiles_of(problem.num_queries, arithmetic.block_queries) * problem.group),
-        ):
-            gradient = getattr(exact, name)
+    result = {}
+    for name, total in sums.items():
+        variance, square = (p_variance, p_square) if name == "dv" else (ds_variance, ds_square)
+        ends, bridge = accumulation_weights(total.unit, total.terms)
+        gradient = getattr(exact, name)
+        sigma = total.apply(torch.add(variance, square, alpha=bridge), total.square, above=True)
+        sigma.mul_(total.factor**2).addcmul_(gradient, gradient, value=ends)
+        if kept is not None:  # every tile's sum is stored: as many roundings of partial sums as tiles
+            tiles = total.tiles * (1 if total.over_keys else problem.group)
+            squares = total.apply(square, total.square, above=True).mul_(total.factor**2)
             # The last store is the output's own rounding, which is counted there.
-            partial = partial_squares(tiles, gradient, squares[name]) - gradient.square()
-            variance[name] = variance[name] + (ROUNDING_RMS * kept.unit_roundoff) ** 2 * partial
-    return {name: value.sqrt() for name, value in variance.items()}
+            partial = partial_squares(tiles, gradient, squares) - gradient.square()
+            sigma.add_(partial, alpha=(ROUNDING_RMS * kept.unit_roundoff) ** 2)
+        result[name] = sigma.nan_to_num_(0.0).sqrt_()
+    return result
+
+
+def _slope_variance(pairs: PairErrors, slope: Tensor, machine: Machine) -> Tensor:
+    """Variance of dS from an error of tanh in the cap's derivative 1 - tanh^2: 2 tanh * error."""
+    tanh_square = 1.0 - slope
+    return (pairs.ds_plain.square() * tanh_square).mul_(4 * machine.tanh_error**2 / 3)
 
 
 def first_order(pairs: PairErrors, problem: Problem) -> dict[str, Tensor]:
     """Where the prediction holds: rows for dq, keys for dk and dv; broadcast over the head dim."""
+    if pairs.worst <= LARGEST_LINEAR:
+        everywhere = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=pairs.p.device)
+        return dict.fromkeys(("dq", "dk", "dv"), everywhere)
     size = pairs.ds.abs()
     row = torch.maximum(pairs.p, size / size.amax(-1, keepdim=True).clamp(min=1e-300)) > 1e-9
     column = torch.maximum(pairs.p, size / size.amax(-2, keepdim=True).clamp(min=1e-300)) > 1e-9
@@ -94,8 +94,9 @@ def first_order(pairs: PairErrors, problem: Problem) -> dict[str, Tensor]:
     return {"dq": rows, "dk": keys, "dv": keys}
 
 
-def _rounding(x: Tensor, fmt: Format, factor: float) -> Tensor:
+def _rounding(x: Tensor, fmt: Format, factor: float) -> Tensor | float:
     """Variance of rounding a known operand to nearest."""
     if fmt.precision >= 24:
-        return torch.zeros_like(x)
-    return torch.minimum(x.square(), (half_ulp(factor * x, fmt) / factor).square() / 3)
+        return 0.0
+    half = half_ulp(x if factor == 1.0 else x * factor, fmt).mul_(3.0**-0.5 / factor)
+    return torch.minimum(x.abs(), half).square_()

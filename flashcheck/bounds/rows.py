@@ -20,16 +20,18 @@ class SoftmaxRows:
     Shapes: n keys (Nk, or Nk + 1 with a sink). Everything float64; hidden pairs are neutral.
 
     Attributes:
-        visible, scores, log_p, p: (B, H, Nq, n); hidden scores equal the row maximum, hidden p are 0.
-        values: (B, H, n, dv), non-finite values replaced by 0 (their rows are not judged here).
+        problem: where they come from.
+        mask: (B, H, Nq, n) 1.0 where visible, live and finite, 0.0 elsewhere; None where everything is.
+        gap: (B, H, Nq, n) m - s, 0 where hidden; p: 0 where hidden.
+        values: (B, Hkv, n, dv), non-finite values replaced by 0 (their rows are not judged here).
         out: (B, H, Nq, dv); row_max, row_sum, lse: (B, H, Nq, 1), 0 / 1 / 0 in empty rows.
         live: (B, H, Nq, 1) rows that see something and whose exact answer is finite.
-        own: (B, H, Nq, n) score errors, ``constant`` and ``additive`` as in ScoreError.
+        own: (B, H, Nq, n) score errors.
     """
 
-    visible: Tensor
-    scores: Tensor
-    log_p: Tensor
+    problem: Problem
+    mask: Tensor | None
+    gap: Tensor
     p: Tensor
     values: Tensor
     out: Tensor
@@ -40,35 +42,67 @@ class SoftmaxRows:
     own: Tensor
     has_sink: bool
 
+    @property
+    def num_keys(self) -> int:
+        """Keys of a row, the sink included."""
+        return self.p.shape[-1]
+
+    @property
+    def log_p(self) -> Tensor:
+        """ln p, -inf where hidden; finite where p itself underflows."""
+        log_p = self.row_max - self.gap - self.lse
+        return log_p if self.mask is None else torch.where(self.mask > 0, log_p, -torch.inf)
+
+    def hide(self, x: Tensor) -> Tensor:
+        """``x`` with 0 at hidden pairs."""
+        return x if self.mask is None else torch.where(self.mask > 0, x, 0.0)
+
 
 def softmax_rows(problem: Problem, exact: ForwardQuantities, errors: ScoreError) -> SoftmaxRows:
-    values = problem.v.double().repeat_interleave(problem.group, 1) * problem.v_descale
-    visible, scores, own = exact.visible, exact.scores, errors.own
+    """The rows of a problem; ``errors`` are its scores' (THEORY.md 3.1)."""
+    values = problem.v.double() * problem.v_descale
+    if not bool(torch.isfinite(values).all()):
+        values = values.nan_to_num(0.0, 0.0, 0.0)
+    scores, p, own, mask = exact.scores, exact.probabilities, errors.own * ORACLE_SHARE, errors.visible
     if problem.sink is not None:
         sink = problem.sink.double().view(1, -1, 1, 1).expand(*exact.lse.shape, 1)
-        visible = torch.cat([visible, torch.isfinite(sink)], -1)
         scores = torch.cat([scores, sink], -1)
-        own = torch.cat([own, 3 * UNIT * sink.abs().nan_to_num(0.0, 0.0, 0.0)], -1)
+        weight = torch.exp(sink - exact.row_max.unsqueeze(-1)) / exact.row_sum.unsqueeze(-1)
+        p = torch.cat([p, weight.nan_to_num(0.0)], -1)
+        own = torch.cat([own, 3 * UNIT * ORACLE_SHARE * sink.abs().nan_to_num(0.0, 0.0, 0.0)], -1)
         values = torch.nn.functional.pad(values, (0, 0, 0, 1))
-    finite = torch.isfinite(exact.out).all(-1) & torch.isfinite(exact.lse) & torch.isfinite(exact.row_max)
-    live = (finite & visible.any(-1)).unsqueeze(-1)
-    row_max = torch.where(live, exact.row_max.unsqueeze(-1), 0.0)
-    lse = torch.where(live, exact.lse.unsqueeze(-1), 0.0)
-    # Visible scores of -inf (an infinite operand) carry no weight, exactly as hidden ones.
-    visible = visible & live & torch.isfinite(scores)
-    scores = torch.where(visible, scores, row_max)
-    log_p = torch.where(visible, scores - lse, -torch.inf)
+        if mask is None and not bool(torch.isfinite(problem.sink).all()):
+            mask = torch.ones_like(errors.own)
+        if mask is not None:
+            mask = torch.cat([mask, torch.isfinite(sink).double()], -1)
+    row_max = exact.row_max.unsqueeze(-1)
+    live = torch.isfinite(row_max) & torch.isfinite(exact.lse.unsqueeze(-1))
+    live &= torch.isfinite(exact.out).all(-1, keepdim=True)
+    gap = row_max - scores
+    if not bool(live.all()):
+        # NaN and inf of rows that are not judged here must not reach the sums over all rows.
+        p, own, gap = (torch.where(live, x, 0.0) for x in (p, own, gap))
+        row_max = torch.where(live, row_max, 0.0)
+        alive = live.double().expand_as(p)
+        mask = alive if mask is None else mask * alive
+    # A visible score of -inf (an infinite operand or bias) carries no weight, exactly as a hidden one.
+    if bool(gap.numel()) and not float(gap.amax()) < torch.inf:
+        if problem.bias is not None or not bool(torch.isfinite(problem.k.double()).all()):
+            finite = torch.isfinite(gap)
+            own = torch.where(finite, own, 0.0)
+            mask = finite.double() if mask is None else mask * finite
+        gap.nan_to_num_(0.0, 0.0, 0.0)
     return SoftmaxRows(
-        visible=visible,
-        scores=scores,
-        log_p=log_p,
-        p=torch.exp(log_p),
-        values=values.nan_to_num(0.0, 0.0, 0.0),
+        problem=problem,
+        mask=mask,
+        gap=gap,
+        p=p,
+        values=values,
         out=torch.where(live, exact.out, 0.0),
         row_max=row_max,
         row_sum=torch.where(live, exact.row_sum.unsqueeze(-1), 1.0),
-        lse=lse,
+        lse=torch.where(live, exact.lse.unsqueeze(-1), 0.0),
         live=live,
-        own=torch.where(visible, own, 0.0) * ORACLE_SHARE,
+        own=own,
         has_sink=problem.sink is not None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,9 @@ from torch import Tensor
 
 from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
 from flashcheck.bounds.numbers import FP32_MAX, SMALLEST_FP32, SMALLEST_NORMAL_FP32, UNIT
+from flashcheck.bounds.products import weighted, weighted_above
 from flashcheck.formats import FP32, Format, half_ulp
+from flashcheck.masks import Everything
 from flashcheck.oracle.quantities import ForwardQuantities
 from flashcheck.problem import Problem
 
@@ -24,71 +27,111 @@ class ScoreError:
             all scores of a row together.
         additive: True where bias, ALiBi or a cap stand between the constant and the score, so that its
             error does not act on s - m alone.
-        overflow: boolean (B, H, Nq): rows in which a score may leave the range of fp32, or of
-            the format in which it is stored.
+        overflow: boolean (B, H, Nq): rows in which a score may leave the range of fp32, or of the format in
+            which it is stored; None: in no row.
+        visible: 1.0 where visible and 0.0 where hidden; None where everything is visible.
     """
 
     own: Tensor
     constant: float
     additive: bool
-    overflow: Tensor
+    overflow: Tensor | None
+    visible: Tensor | None
 
 
 def score_error(
     problem: Problem, exact: ForwardQuantities, arithmetic: Arithmetic, machine: Machine
 ) -> ScoreError:
     """Terms [S1] to [S8] of THEORY.md: everything up to and including the score in fp32."""
-    visible = exact.visible
+    visible = None if isinstance(problem.visibility, Everything) else exact.visible.double()
     scale = abs(problem.effective_scale)
-    q = problem.q.double().abs()
-    k = problem.k.double().abs().repeat_interleave(problem.group, 1)
-    magnitude = torch.where(visible, q @ k.transpose(-1, -2), 0.0)
+    q, k = problem.q.double().abs(), problem.k.double().abs()
     operand = arithmetic.product_format or arithmetic.input_format
     unit = machine.accumulator(operand)
-    dot = _product_error(magnitude, q, k, operand, unit)  # [S1]
-    overflow = magnitude * (1 + unit.gamma(problem.head_dim)) >= FP32_MAX
+    finite = not (q.numel() and k.numel()) or math.isfinite(float(q.amax()) + float(k.amax()))
+    if finite:
+        magnitude = weighted_above(problem, q, k.mT)
+    else:  # a NaN of a hidden key must not reach the rows that do not see it
+        magnitude = torch.where(exact.visible, weighted(problem, q, k.mT), 0.0)
+    every_k = k.repeat_interleave(problem.group, 1)
+    growth = 1 + unit.gamma(problem.head_dim)
+    largest = float(magnitude.amax()) if magnitude.numel() else 0.0
+    safe = largest * growth * max(scale, 1.0) < FP32_MAX / 2
+    past = None if safe else magnitude * growth >= FP32_MAX
+    own = _product_error(magnitude, q, every_k, operand, unit)  # [S1]
     if arithmetic.score_format is not None:  # [S2]
-        dot = dot + _storage_error(magnitude + dot, arithmetic)
-        overflow = overflow | dot.isinf()  # also where the scale is 0: 0 * inf is NaN
-    own = scale * dot
+        own = own + _storage_error(magnitude + own, arithmetic)
+        if not bool(torch.isfinite(own.sum())):
+            past = own.isinf() if past is None else past | own.isinf()
+            own = torch.where(past, 0.0, own)  # also where the scale is 0: 0 * inf is NaN
+    own.mul_(scale)
     if arithmetic.scale_placement == "operands":  # [S3]
         operand_unit = max(UNIT, 0.0 if arithmetic.product_format is None else operand.unit_roundoff)
-        own = own * (1 + 4 * operand_unit) + 2 * operand_unit * (1 + operand_unit) * scale * magnitude
+        own.mul_(1 + 4 * operand_unit).add_(magnitude, alpha=2 * operand_unit * (1 + operand_unit) * scale)
         floor = SMALLEST_FP32 * scale**0.5 * problem.head_dim
-        own = own + floor * (q.amax(-1, keepdim=True) + k.amax(-1).unsqueeze(-2))
+        own.add_(floor * (q.amax(-1, keepdim=True) + every_k.amax(-1).unsqueeze(-2)))
+    additive = problem.bias is not None or problem.alibi_slopes is not None or problem.softcap is not None
+    own = _after_the_product(own, problem, exact, arithmetic, machine, additive=additive)
     constant = arithmetic.scale_roundings * UNIT
-    products = torch.where(visible, exact.products.abs(), 0.0)
-    finite = torch.where(visible, exact.scores.abs(), 0.0)
-    rounded_scores = arithmetic.scale_placement == "scores" or (
+    may_grow = additive or arithmetic.scaled_score_format is not None
+    if safe and past is None and finite and not (may_grow and not _all_small(own, exact)):
+        return ScoreError(own if visible is None else own.mul_(visible), constant, additive, None, visible)
+    sizes = torch.where(exact.visible, exact.scores.abs(), 0.0)
+    over = own.isinf() | (scale * magnitude >= FP32_MAX) | (sizes >= FP32_MAX)
+    over = over if past is None else over | past
+    own = own if past is None else torch.where(past, torch.inf, own)
+    rows = (exact.visible & over).any(-1)
+    return ScoreError(torch.where(exact.visible, own, 0.0), constant, additive, rows, visible)
+
+
+def _all_small(own: Tensor, exact: ForwardQuantities) -> bool:
+    """No score error is infinite, no score past fp32's largest number."""
+    if not own.numel():
+        return True
+    largest = float(exact.scores.abs().nan_to_num_(0.0, 0.0).amax())
+    return largest < FP32_MAX and math.isfinite(float(own.amax()))
+
+
+def _after_the_product(
+    own: Tensor,
+    problem: Problem,
+    exact: ForwardQuantities,
+    arithmetic: Arithmetic,
+    machine: Machine,
+    *,
+    additive: bool,
+) -> Tensor:
+    """Terms [S4] to [S8] added to ``own``, in place where that can be."""
+    rounded = arithmetic.scale_placement == "scores" or (
         arithmetic.scale_placement == "exponent_fma" and not machine.fused_multiply_add
     )
-    if rounded_scores:  # [S4]
-        own = own * (1 + UNIT) + UNIT * products
-    additive = problem.bias is not None or problem.alibi_slopes is not None or problem.softcap is not None
-    if problem.softcap is not None:  # [S5]
-        reach = torch.minimum(products, torch.full_like(products, 0.4478 * problem.softcap))
-        own = own + 3 * UNIT * reach + (machine.tanh_error + UNIT) * problem.softcap
-        products = torch.minimum(products, torch.full_like(products, problem.softcap))
-    if additive:  # [S6]
-        added = finite + products  # >= |bias + alibi|
-        own = own + UNIT * (3 * added + 2 * finite) + constant * products
-    if arithmetic.score_roundings:  # [S7]
-        own = own + arithmetic.score_roundings * UNIT * (finite + own)
-    if (fmt := arithmetic.scaled_score_format) is not None:  # [S8]
-        reach = finite + own
+    products = exact.products.abs() if rounded or additive else None
+    if rounded and products is not None:  # [S4]
+        own.mul_(1 + UNIT).add_(products, alpha=UNIT)
+    if problem.softcap is not None and products is not None:  # [S5]
+        own.add_(products.clamp(max=0.4478 * problem.softcap), alpha=3 * UNIT)
+        own.add_((machine.tanh_error + UNIT) * problem.softcap)
+        products.clamp_(max=problem.softcap)
+    again, fmt = arithmetic.score_roundings, arithmetic.scaled_score_format
+    if not (additive or again or fmt is not None):
+        return own
+    sizes = exact.scores.abs().nan_to_num_(0.0, 0.0)
+    if additive and products is not None:  # [S6], with |added| <= |s| + |product|
+        own.add_(sizes, alpha=5 * UNIT)
+        own.add_(products, alpha=3 * UNIT + arithmetic.scale_roundings * UNIT)
+    if again:  # [S7]
+        own.mul_(1 + again * UNIT).add_(sizes, alpha=again * UNIT)
+    if fmt is not None:  # [S8]
+        reach = sizes + own
         own = own + torch.where(reach >= fmt.overflow_threshold, torch.inf, half_ulp(reach, fmt))
-    own = torch.where(visible, own, 0.0)
-    rows = (visible & (own.isinf() | overflow | (scale * magnitude >= FP32_MAX) | (finite >= FP32_MAX))).any(
-        -1
-    )
-    own = torch.where(visible & overflow, torch.inf, own)
-    return ScoreError(own, constant, additive, rows)
+    return own
 
 
 def _product_error(magnitude: Tensor, q: Tensor, k: Tensor, operand: Format, unit: Accumulator) -> Tensor:
     """|computed q.k - q.k| for any order of summation: gamma(d) |q|.|k| and the absolute floors."""
     dim = q.shape[-1]
-    error = unit.gamma(dim) * magnitude + dim * SMALLEST_FP32
+    error = magnitude * unit.gamma(dim)
+    error.add_(dim * SMALLEST_FP32)
     if unit.flush_subnormals:
         tiny = SMALLEST_NORMAL_FP32
         error = error + dim * tiny * (q.amax(-1, keepdim=True) + k.amax(-1).unsqueeze(-2) + 1.0)
@@ -97,8 +140,11 @@ def _product_error(magnitude: Tensor, q: Tensor, k: Tensor, operand: Format, uni
         tiny = 2.0**operand.min_exponent
         steps = -(-dim // unit.block)
         lost = steps * (unit.block + 1) * 2.0**-unit.fraction_bits * tiny
-        has_tiny_q = ((q > 0) & (q < tiny)).any(-1, keepdim=True)
-        has_tiny_k = ((k > 0) & (k < tiny)).any(-1).unsqueeze(-2)
+        tiny_q, tiny_k = (q > 0) & (q < tiny), (k > 0) & (k < tiny)
+        if not bool(tiny_q.any() | tiny_k.any()):
+            return error
+        has_tiny_q = tiny_q.any(-1, keepdim=True)
+        has_tiny_k = tiny_k.any(-1).unsqueeze(-2)
         most_k, most_q = k.amax(-1).unsqueeze(-2), q.amax(-1, keepdim=True)
         error = error + lost * (has_tiny_q * (most_k + tiny) + has_tiny_k * (most_q + tiny))
     return error

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic
+from flashcheck.bounds.rows import SoftmaxRows
 
 SMALLEST_TILE = 16
 """Keys per tile that an undeclared tiling has at least: no matrix unit takes fewer."""
@@ -19,42 +20,49 @@ class Tiling:
 
     Attributes:
         rescales: upper limit of the number of rescaling steps after the first tile.
-        running_max: (B, H, Nq, Nk) the running maximum when each key was weighted, where the tiling
-            is declared; None where it is not.
+        running_max: (B, H, Nq, T) the running maximum of each tile (the sink counts as a tile of its own,
+            the last column), or (B, H, Nq, 1) where all weights are taken against one maximum; None where
+            the tiling is not declared.
+        tile_of: (n,) the column of each key; None where there is only one.
     """
 
     rescales: int
     running_max: Tensor | None
+    tile_of: Tensor | None = None
+
+    def per_key(self, x: Tensor) -> Tensor:
+        """(B, H, Nq, T) as (B, H, Nq, n), or as it is where it broadcasts over the keys anyway."""
+        return x if self.tile_of is None or x.shape[-1] == 1 else x.index_select(-1, self.tile_of)
 
 
-def tiling_of(scores: Tensor, row_max: Tensor, arithmetic: Arithmetic, has_sink: bool) -> Tiling:
-    """Tiling of a row of ``scores`` (B, H, Nq, n; -inf where hidden) with final maxima ``row_max``.
+def tiling_of(rows: SoftmaxRows, arithmetic: Arithmetic) -> Tiling:
+    """Tiling of the rows.
 
-    With a sink the last column is the sink's. It is taken into the running state after all tiles
-    (``sink_position`` "last": one more rescaling) or before them ("first").
-    Keys in tiles that precede the first visible key get the final maximum: they carry no weight.
+    A sink is taken into the running state after all tiles (``sink_position`` "last": one more rescaling)
+    or before them ("first"). Keys in tiles that precede the first visible key get the final maximum: they
+    carry no weight.
     """
-    keys = scores[..., :-1] if has_sink else scores
-    num_keys = keys.shape[-1]
+    num_keys = rows.num_keys - int(rows.has_sink)
     block = arithmetic.block_keys or SMALLEST_TILE
     tiles = max(-(-num_keys // block), 1)
-    rescales = tiles - 1 + (arithmetic.splits - 1) + (1 if has_sink else 0)
+    rescales = tiles - 1 + (arithmetic.splits - 1) + int(rows.has_sink)
     if arithmetic.normalise == "before_product" or rescales == 0:
-        return Tiling(0, row_max.unsqueeze(-1).expand_as(scores))
+        return Tiling(0, rows.row_max)
     if num_keys and not arithmetic.tiling_known:
         return Tiling(rescales, None)
-    final = row_max.unsqueeze(-1)
-    padded = torch.nn.functional.pad(keys, (0, tiles * block - num_keys), value=-torch.inf)
-    tile_max = padded.view(*padded.shape[:-1], tiles, block).amax(-1)
-    if has_sink and arithmetic.sink_position == "first":
-        tile_max = torch.maximum(tile_max, scores[..., -1:])
+    gap = rows.gap if rows.mask is None else torch.where(rows.mask > 0, rows.gap, torch.inf)
+    keys = gap[..., :num_keys]
+    padded = torch.nn.functional.pad(keys, (0, tiles * block - num_keys), value=torch.inf)
+    behind = padded.view(*padded.shape[:-1], tiles, block).amin(-1)  # m - (largest score of the tile)
+    if rows.has_sink and arithmetic.sink_position == "first":
+        behind = torch.minimum(behind, gap[..., -1:])
     if arithmetic.order == "descending":
-        running = tile_max.flip(-1).cummax(-1).values.flip(-1)
+        behind = behind.flip(-1).cummin(-1).values.flip(-1)
     else:
-        running = tile_max.cummax(-1).values
-    running = torch.where(torch.isneginf(running), final, running)
-    running = running.repeat_interleave(block, -1)[..., :num_keys]
-    if has_sink:
-        first = scores[..., -1:] if arithmetic.sink_position == "first" else final
-        running = torch.cat([running, torch.where(torch.isneginf(first), final, first)], -1)
-    return Tiling(rescales, running)
+        behind = behind.cummin(-1).values
+    tile_of = torch.arange(num_keys, device=gap.device) // block
+    if rows.has_sink:
+        own = gap[..., -1:] if arithmetic.sink_position == "first" else torch.zeros_like(rows.row_max)
+        behind = torch.cat([behind, own], -1)
+        tile_of = torch.cat([tile_of, torch.full((1,), tiles, device=gap.device)])
+    return Tiling(rescales, rows.row_max - behind.nan_to_num(0.0, posinf=0.0), tile_of)

@@ -9,148 +9,223 @@ import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
-from flashcheck.bounds.numbers import UNIT, exp_clipped, is_power_of_two
+from flashcheck.bounds.exponential import Exponential, exponential_of
+from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT, exp_clipped, is_power_of_two, weighted_growth
 from flashcheck.bounds.rows import SoftmaxRows
 from flashcheck.bounds.scores import ScoreError
-from flashcheck.bounds.tiling import tiling_of
+from flashcheck.bounds.tiling import Tiling, tiling_of
 from flashcheck.formats import half_ulp
 
 
 @dataclass(frozen=True, slots=True)
 class WeightErrors:
-    """Errors of the softmax weights, (B, H, Nq, n) unless said; logarithms of factors.
+    """Errors of the softmax weights; logarithms of factors. n keys; T tiles, or 1.
 
     Attributes:
+        rows: the rows they belong to.
         own_max: (B, H, Nq, 1) largest score error of the row: limits the error of every running maximum.
-        relative: |delta| of each weight up to a factor common to the row.
-        kernel: the same in the kernel's own units exp(s - m), the common factor included.
-        local: error of the weight as it is rounded, before rescaling.
-        chain: error added by rescaling alone.
-        running_max: the maximum each weight was taken against, or None.
-        rescales: number of rescalings; exp_error: log of 1 + the error of one exponential.
+        relative: (B, H, Nq, n) |delta| of each weight up to a factor common to the row.
+        shift: (B, H, Nq, 1) that common factor: in the kernel's own units exp(s - m) weights err by
+            relative + shift.
+        local: (B, H, Nq, n) error of the weight as it is rounded, before rescaling.
+        chain: error added by rescaling alone, (B, H, Nq, T) or, for an undeclared tiling, per key.
+        tiling: the maxima that weights were taken against.
+        rescales: number of rescalings; exponential: limits of one exponential; flush: of a weight's
+            product of exponentials.
+        worst: the largest relative or local error of all.
+        linear: ``worst`` is below LARGEST_LINEAR, so that exp(x) - 1 <= x (1 + worst) is as good.
+        spread: (B, H, Nq, 1) lower limit of sum p exp(-relative).
         denominator: (B, H, Nq, 1) lower limit of the computed row sum, in kernel units.
         overflow: (B, H, Nq, 1) rows in which an exponential may overflow.
     """
 
+    rows: SoftmaxRows
     own_max: Tensor
     relative: Tensor
-    kernel: Tensor
+    shift: Tensor
     local: Tensor
     chain: Tensor
-    running_max: Tensor | None
+    tiling: Tiling
     rescales: int
-    exp_error: float
+    exponential: Exponential
     flush: float
+    worst: float
+    spread: Tensor
     denominator: Tensor
     overflow: Tensor
 
+    @property
+    def exp_error(self) -> float:
+        """ln of 1 + the error of one exponential."""
+        return self.exponential.log_error
+
+    @property
+    def linear(self) -> bool:
+        return self.worst <= LARGEST_LINEAR
+
+    def growth(self, error: Tensor | None = None) -> Tensor:
+        """At least p (exp(error) - 1), (B, H, Nq, n); the relative errors by default."""
+        if error is None and self.linear:
+            return (self.rows.p * self.relative).mul_(1 + self.worst)
+        return weighted_growth(self.rows.log_p, self.relative if error is None else error)
+
 
 def weight_errors(
-    rows: SoftmaxRows,
-    errors: ScoreError,
-    arithmetic: Arithmetic,
-    machine: Machine,
+    rows: SoftmaxRows, errors: ScoreError, arithmetic: Arithmetic, machine: Machine
 ) -> WeightErrors:
     """Terms [W1] to [W6] of THEORY.md section 3.2 to 3.4."""
-    own, visible = rows.own, rows.visible
-    own_max = own.amax(-1, keepdim=True) if own.shape[-1] else torch.zeros_like(rows.row_max)
-    gap = rows.row_max - rows.scores
+    own, gap = rows.own, rows.gap
+    own_max = own.amax(-1, keepdim=True) if rows.num_keys else torch.zeros_like(rows.row_max)
     size = rows.row_max.abs() + own_max
-    flush_limit = machine.exp_flush if arithmetic.exp_flush is None else arithmetic.exp_flush
-    exp_error = -math.log1p(-(machine.exp_error if arithmetic.exp_error is None else arithmetic.exp_error))
+    exponential = exponential_of(arithmetic, machine)
+    exp_error = exponential.log_error
     constant = 0.0 if errors.additive else errors.constant
     roundings = 2 if arithmetic.scale_placement == "exponent_subtract_first" else 1
-    argument = constant * gap + roundings * UNIT * (gap + own + own_max)  # [W1], [W2]
-    tiling = tiling_of(
-        torch.where(visible, rows.scores, -torch.inf), rows.row_max.squeeze(-1), arithmetic, rows.has_sink
-    )
+    # Score errors, [W1] the constant and [W2] the argument: u (gap + own + own_max) and constant * gap.
+    base = torch.add(own, gap, alpha=constant + roundings * UNIT)
+    base.add_(own, alpha=roundings * UNIT).add_(roundings * UNIT * own_max)
+    tiling = tiling_of(rows, arithmetic)
     running, rescales = tiling.running_max, tiling.rescales
     fma = arithmetic.scale_placement == "exponent_fma"
-    # The common factor 2^rho of a row, |rho| <= u|m| log2(e), leaves the range of P (of fp32 at most).
-    limit = min(80.0, -arithmetic.probability_format.min_exponent * math.log(2.0))
-    chain = torch.zeros_like(gap)
+    if running is None:  # any tiling: m - m_t <= m - s and |m_t| <= max(|s|, |m|)
+        behind = gap
+        reference = torch.maximum((rows.row_max - gap).abs(), rows.row_max.abs())
+    else:
+        behind, reference = rows.row_max - running, running.abs()
+    chain, mismatch = torch.zeros_like(own_max), torch.zeros_like(own_max)
     if rescales:  # [W3], [W4]
-        behind = gap if running is None else rows.row_max - running
         stale = arithmetic.rescale_threshold * math.log(2.0)
         chain = 2 * UNIT * (behind + 2 * own_max + stale)
-    mismatch = torch.zeros_like(gap)
-    reference = torch.maximum(rows.scores.abs(), rows.row_max.abs()) if running is None else running.abs()
-    if rescales and fma:
-        mismatch = UNIT * (reference + own_max + size)
-    relative = own + argument + chain + mismatch + exp_error * (1 + rescales)  # [W5]
-    kernel = relative + own_max + UNIT * size
-    local = own + own_max + argument + exp_error + (UNIT * (reference + own_max) if fma else 0.0)
+        if fma:
+            mismatch = UNIT * (reference + own_max + size)
+    relative = base + tiling.per_key(chain + mismatch + exp_error * (1 + rescales))  # [W5]
+    local = own_max + exp_error + (UNIT * (reference + own_max) if fma else 0.0)
     if not is_power_of_two(arithmetic.probability_scale):
         local = local + UNIT
-    zero = torch.zeros_like(gap)
-    relative, kernel = torch.where(visible, relative, zero), torch.where(visible, kernel, zero)
-    flush = (1 + rescales) * flush_limit
+    local = base.add_(tiling.per_key(local))
+    worst = max(float(relative.amax()), float(local.amax())) if relative.numel() else 0.0
+    worst = worst if worst >= 0 else math.inf  # NaN is not small
+    shift = own_max + UNIT * size
+    if worst <= LARGEST_LINEAR:
+        moved = (rows.p * relative).sum(-1, keepdim=True)
+        spread = 1 - moved
+        total = (1 - moved - shift).clamp(min=0.0)
+    else:
+        relative, local = rows.hide(relative), rows.hide(local)
+        spread = torch.exp(rows.log_p - relative).sum(-1, keepdim=True)
+        total = torch.exp(rows.log_p - relative - shift).sum(-1, keepdim=True)
     # [W6] The key that the kernel takes for the maximum weighs exp2(rho), |rho| <= 2 u |m|.
     least = torch.exp(-(2 * UNIT * size + exp_error).clamp(max=700.0))
-    largest = size
-    if reference.shape[-1]:  # any running maximum, not only the last one
-        largest = torch.where(visible, reference + own_max, 0.0).amax(-1, keepdim=True).maximum(size)
-    total = torch.exp(rows.log_p - kernel).sum(-1, keepdim=True) * rows.row_sum
     return WeightErrors(
+        rows=rows,
         own_max=own_max,
         relative=relative,
-        kernel=kernel,
-        local=torch.where(visible, local, zero),
-        chain=torch.where(visible, chain, zero),
-        running_max=running,
+        shift=shift,
+        local=local,
+        chain=chain,
+        tiling=tiling,
         rescales=rescales,
-        exp_error=exp_error,
-        flush=flush,
-        denominator=torch.maximum(total, least),
-        overflow=(4 * UNIT * largest > limit) & fma,
+        exponential=exponential,
+        flush=(1 + rescales) * exponential.flush,
+        worst=worst,
+        spread=spread,
+        denominator=torch.maximum(total * rows.row_sum, least),
+        overflow=_may_overflow(rows, reference, own_max, size, arithmetic) & fma,
     )
+
+
+def _may_overflow(
+    rows: SoftmaxRows, reference: Tensor, own_max: Tensor, size: Tensor, arithmetic: Arithmetic
+) -> Tensor:
+    """Rows whose common factor 2^rho, |rho| <= u|m| log2(e), may leave the range of P (of fp32 at most):
+    [W6], for any running maximum, not only the last one."""
+    limit = min(80.0, -arithmetic.probability_format.min_exponent * math.log(2.0))
+    if not reference.shape[-1]:
+        return 4 * UNIT * size > limit
+    if reference.shape == rows.gap.shape:
+        reference = rows.hide(reference)
+    return 4 * UNIT * (reference.amax(-1, keepdim=True) + own_max).maximum(size) > limit
 
 
 @dataclass(frozen=True, slots=True)
 class ProbabilityRounding:
-    """Upper limits on the computed weights p~ and on the error of rounding them, as shares of the row."""
+    """Upper limits on the computed weights p~ and on the error of rounding them, as shares of the row;
+    ``error`` is None where P is not rounded."""
 
     largest: Tensor
-    error: Tensor
+    error: Tensor | None
 
 
-def probability_rounding(
-    rows: SoftmaxRows, weights: WeightErrors, arithmetic: Arithmetic
-) -> ProbabilityRounding:
+def probability_rounding(weights: WeightErrors, arithmetic: Arithmetic) -> ProbabilityRounding:
     """Term [P1] of THEORY.md section 3.5; also the limits p~ <= exp(D) p / sum p exp(-D)."""
-    spread = torch.exp(rows.log_p - weights.relative).sum(-1, keepdim=True)
-    largest = (exp_clipped(rows.log_p + weights.relative) / spread).nan_to_num(1.0, 1.0).clamp(max=1.0)
-    centred = centred_errors(rows, weights)
-    spread_centred = torch.exp(rows.log_p - centred).sum(-1, keepdim=True)
-    alternative = (exp_clipped(rows.log_p + centred) / spread_centred).nan_to_num(1.0, 1.0)
-    largest = torch.where(rows.visible, torch.minimum(largest, alternative), 0.0)
+    largest = _largest_shares(weights)
     fmt, factor = arithmetic.probability_format, arithmetic.probability_scale
     if fmt.precision >= 24:
-        return ProbabilityRounding(largest, torch.zeros_like(largest))
+        return ProbabilityRounding(largest, None)
     floor = fmt.quantum / (2 * factor)
     if arithmetic.normalise == "before_product":
-        error = torch.maximum(fmt.unit_roundoff * largest, torch.full_like(largest, floor))
-        return ProbabilityRounding(largest, torch.where(rows.visible, torch.minimum(error, largest), 0.0))
-    error = torch.maximum(fmt.unit_roundoff * largest, floor / weights.denominator)
+        error = torch.minimum((largest * fmt.unit_roundoff).clamp_(min=floor), largest)
+        return ProbabilityRounding(largest, error)
     stale = 2.0**arithmetic.rescale_threshold
-    if weights.running_max is not None and arithmetic.rescale_threshold == 0:
-        behind = weights.running_max - rows.row_max
-        local = (
-            half_ulp(factor * exp_clipped(rows.scores - weights.running_max + weights.local), fmt) / factor
-        )
-        growth = weights.chain + 2 * weights.own_max + weights.exp_error * weights.rescales
-        error = torch.minimum(error, local * exp_clipped(behind + growth) / weights.denominator)
-    saturates = factor * stale * exp_clipped(weights.local) >= fmt.overflow_threshold
-    error = torch.where(saturates, largest, torch.minimum(error, largest))
+    if weights.tiling.running_max is not None and arithmetic.rescale_threshold == 0:
+        error = _rounding_in_tiles(weights, arithmetic)
+    else:
+        error = torch.maximum(largest * fmt.unit_roundoff, floor / weights.denominator)
+    error = torch.minimum(error, largest)
+    most = float(weights.local.amax()) if weights.linear and weights.local.numel() else 0.0
+    if not weights.linear or factor * stale * math.exp(most) >= fmt.overflow_threshold:
+        saturates = factor * stale * exp_clipped(weights.local) >= fmt.overflow_threshold
+        error = torch.where(saturates, largest, error)
     if not is_power_of_two(factor):
-        error = error + UNIT * largest
-    return ProbabilityRounding(largest, torch.where(rows.visible, error, 0.0))
+        error.add_(largest, alpha=UNIT)
+    return ProbabilityRounding(largest, error)
 
 
-def centred_errors(rows: SoftmaxRows, weights: WeightErrors) -> Tensor:
+def _largest_shares(weights: WeightErrors) -> Tensor:
+    """p~ <= min(1, p exp(D) / sum p exp(-D)), or the same relative to the largest key."""
+    rows = weights.rows
+    if weights.linear:
+        return (rows.p * ((1 + 1.02 * weights.worst) / weights.spread)).clamp_(max=1.0)
+    log_p = rows.log_p
+    largest = (exp_clipped(log_p + weights.relative) / weights.spread).nan_to_num(1.0, 1.0).clamp(max=1.0)
+    centred = centred_errors(weights)
+    spread = torch.exp(log_p - centred).sum(-1, keepdim=True)
+    alternative = (exp_clipped(log_p + centred) / spread).nan_to_num(1.0, 1.0)
+    return rows.hide(torch.minimum(largest, alternative))
+
+
+def _rounding_in_tiles(weights: WeightErrors, arithmetic: Arithmetic) -> Tensor:
+    """half_ulp(c exp(s - m_t + local)) / c, carried to the final maximum, as a share of the row."""
+    rows, tiling = weights.rows, weights.tiling
+    assert tiling.running_max is not None
+    fmt, factor = arithmetic.probability_format, arithmetic.probability_scale
+    behind = tiling.running_max - rows.row_max
+    steps = weights.exp_error * weights.rescales
+    if weights.linear:
+        value = tile_weights(weights, factor)
+        value.addcmul_(value, weights.local, value=1 + weights.worst)
+    else:
+        value = factor * exp_clipped(tiling.per_key(-behind) - rows.gap + weights.local)
+    carried = exp_clipped(behind + weights.chain + (2 * weights.own_max + steps))
+    return half_ulp(value, fmt).mul_(tiling.per_key(carried / (factor * weights.denominator)))
+
+
+def tile_weights(weights: WeightErrors, factor: float = 1.0) -> Tensor:
+    """factor * exp(s - m_t), 0 where hidden: the weights as they are rounded, in a declared tiling."""
+    rows, tiling = weights.rows, weights.tiling
+    assert tiling.running_max is not None
+    lift = rows.row_max - tiling.running_max
+    if float(lift.amax() if lift.numel() else 0.0) < 30.0:
+        return rows.p * tiling.per_key(torch.exp(lift) * rows.row_sum * factor)
+    return rows.hide(torch.exp(tiling.per_key(lift) - rows.gap).mul_(factor))
+
+
+def centred_errors(weights: WeightErrors) -> Tensor:
     """Errors relative to the largest key's: D_j + D_top, and 0 for that key (THEORY.md 3.4)."""
-    if not rows.scores.shape[-1]:
+    rows = weights.rows
+    if not rows.num_keys:
         return weights.relative
-    top = torch.where(rows.visible, rows.scores, -torch.inf).argmax(-1, keepdim=True)
+    gap = rows.gap if rows.mask is None else torch.where(rows.mask > 0, rows.gap, torch.inf)
+    top = gap.argmin(-1, keepdim=True)
     centred = weights.relative + weights.relative.gather(-1, top)
     return centred.scatter(-1, top, 0.0)

@@ -14,6 +14,7 @@ from torch import Tensor
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds.backward import backward_bound
 from flashcheck.bounds.forward import forward_bound
+from flashcheck.bounds.pairs import Given
 from flashcheck.bounds.result import BackwardBound, ForwardBound
 from flashcheck.bounds.score_tests import ScoreSums, score_sums
 from flashcheck.checks.measure import Measured, measure
@@ -23,6 +24,7 @@ from flashcheck.checks.reference import (
     backward_reference,
     forward_reference,
 )
+from flashcheck.errors import ArgumentError
 from flashcheck.formats import round_nearest
 from flashcheck.kernel import ForwardResult, Kernel
 from flashcheck.oracle import fp64
@@ -66,8 +68,9 @@ class Judged:
         Raises KernelError where the kernel raised or returned something of another shape.
         """
         problem = self.problem if problem is None else problem
-        moved = on_device(problem, self.device)
         try:
+            # A kernel that faults on a GPU makes every later call fail, copies included.
+            moved = on_device(problem, self.device)
             result = self.kernel.forward(moved)
             out = result.out.detach().cpu()
             lse = None if result.lse is None else result.lse.detach().cpu()
@@ -90,9 +93,19 @@ class Judged:
 
     @cached_property
     def rules(self) -> Rules:
-        """Declared arithmetic and machine for this problem on this device."""
-        probe = self.problem if self.device.type == "cpu" else on_device(self.problem, self.device)
-        return Rules(self.kernel.arithmetic(probe), self.kernel.machine(self.device))
+        """Declared arithmetic and machine for this problem on this device.
+
+        Raises KernelError where the declaration cannot be had: the kernel's own code gives it, and after
+        a fault on a GPU no tensor reaches the device any more. ArgumentError passes: a device that no
+        machine describes is the user's to change.
+        """
+        try:
+            moved = on_device(self.problem, self.device)
+            return Rules(self.kernel.arithmetic(moved), self.kernel.machine(self.device))
+        except ArgumentError:
+            raise
+        except Exception as error:
+            raise KernelError(f"the declaration raised {type(error).__name__}: {error}") from error
 
     @cached_property
     def _answer(self) -> ForwardResult | KernelError:
@@ -124,14 +137,15 @@ class Judged:
         return reference, self._bound_of(reference.quantities) if reference.climbed else bound
 
     def _bound_of(self, exact: ForwardQuantities) -> ForwardBound:
+        rules = self.rules
         with self._blame("bound"):
-            return forward_bound(self.problem, exact, self.rules.arithmetic, self.rules.machine)
+            return forward_bound(self.problem, exact, rules.arithmetic, rules.machine)
 
     @contextmanager
     def _blame(self, part: str) -> Iterator[None]:
         try:
             yield
-        except JudgeError:
+        except (JudgeError, KernelError):
             raise
         except Exception as error:
             raise JudgeError(
@@ -207,9 +221,10 @@ class Judged:
         backward = self.kernel.backward
         if backward is None:
             raise KernelError("no backward is declared")
-        moved = on_device(self.gradient_problem, self.device)
+        problem, stored = self.gradient_problem, self.stored
         try:
-            raw = backward(moved, *(x.to(self.device) for x in self.stored))
+            moved = on_device(problem, self.device)
+            raw = backward(moved, *(x.to(self.device) for x in stored))
             result = {name: x.detach().cpu() for name, x in raw.items()}
         except Exception as error:
             raise KernelError(f"the backward raised {type(error).__name__}: {error}") from error
@@ -236,8 +251,9 @@ class Judged:
 
     @cached_property
     def _low_gradients(self) -> BackwardQuantities:
+        problem, given = self.gradient_problem, self._given or ()
         with self._blame("oracle"):
-            return fp64.backward(self.gradient_problem, *(self._given or ()))
+            return fp64.backward(problem, *given)
 
     @cached_property
     def _backward(self) -> tuple[BackwardReference, BackwardBound]:
@@ -260,11 +276,10 @@ class Judged:
         return self._backward[1]
 
     def _backward_bound_of(self, exact: BackwardQuantities) -> BackwardBound:
-        rules = self.rules
+        rules, problem, given = self.rules, self.gradient_problem, Given(*self.stored)
+        forward, scores = self.exact, self.bound.scores
         with self._blame("bound"):
-            return backward_bound(
-                self.gradient_problem, self.exact, exact, *self.stored, rules.arithmetic, rules.machine
-            )
+            return backward_bound(problem, forward, exact, given, rules.arithmetic, rules.machine, scores)
 
     def _exact_by_name(self) -> dict[str, Tensor]:
         exact = self._low_gradients

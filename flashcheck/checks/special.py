@@ -70,7 +70,10 @@ def nonfinite(judged: Judged) -> Record:
     # Values are planted in place: other addresses may mean another alignment, and other last bits.
     own = problem.replaced(q=problem.q.clone(), k=problem.k.clone(), v=problem.v.clone())
     before = judged.run(own)
-    for tensor, value in (("q", torch.nan), ("k", torch.nan), ("v", torch.nan), ("v", torch.inf)):
+    values = [("q", torch.nan), ("k", torch.nan), ("v", torch.nan)]
+    if bool(torch.isinf(torch.tensor(torch.inf).to(problem.v.dtype).double())):
+        values.append(("v", torch.inf))  # e4m3 has no inf: storing one gives its largest number, or NaN
+    for tensor, value in values:
         fault = _plant(judged, own, before, tensor, value)
         if fault is None:
             continue

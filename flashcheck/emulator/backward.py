@@ -52,6 +52,7 @@ class _Backward:
     def __init__(
         self, problem: Problem, out: Tensor, lse: Tensor, arithmetic: Arithmetic, machine: Machine
     ) -> None:
+        arithmetic = arithmetic.in_backward
         self.problem, self.arithmetic, self.machine = problem, arithmetic, machine
         self.scores = Scores(problem, arithmetic, machine)
         self.eager = arithmetic.normalise == "before_product"

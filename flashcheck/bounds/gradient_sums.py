@@ -1,0 +1,173 @@
+"""The three products of a backward pass, dQ = scale dS K, dK = scale dS^T Q, dV = P^T dO, and the errors
+of summing them: THEORY.md section 4.3. Tiers A and C differ in what they put in, not in this."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
+from flashcheck.bounds.numbers import SMALLEST_FP32, UNIT, is_power_of_two
+from flashcheck.bounds.products import by_head, by_kv_head, product_above
+from flashcheck.bounds.tiling import SMALLEST_TILE
+from flashcheck.formats import Format, half_ulp
+from flashcheck.problem import Problem
+
+
+def tiles_of(length: int, block: int | None) -> int:
+    """Tiles along a length; an undeclared tile has at least SMALLEST_TILE entries."""
+    return max(-(-length // (block or SMALLEST_TILE)), 1)
+
+
+def sum_group(x: Tensor, problem: Problem) -> Tensor:
+    """(B, H, ...) summed over the query heads of each group: (B, Hkv, ...)."""
+    if problem.group == 1:
+        return x
+    return x.view(x.shape[0], problem.num_kv_heads, problem.group, *x.shape[2:]).sum(2)
+
+
+def dout_of(problem: Problem) -> Tensor:
+    """The output gradient in float64, zero where the problem has none."""
+    if problem.dout is None:
+        shape = (problem.batch, problem.num_heads, problem.num_queries, problem.value_dim)
+        return torch.zeros(shape, dtype=torch.float64, device=problem.q.device)
+    return problem.dout.double()
+
+
+@dataclass(frozen=True)
+class GradientSum:
+    """One of the products: factor * sum of weights times ``other``.
+
+    Attributes:
+        name: dq, dk or dv.
+        problem, arithmetic: what is computed.
+        unit: adds the products.
+        other: K (B, Hkv, Nk, d), or Q or dO (B, H, Nq, .), float64.
+        factor: scale, or the descale of V for dv.
+    """
+
+    name: str
+    problem: Problem
+    arithmetic: Arithmetic
+    unit: Accumulator
+    other: Tensor
+    factor: float
+
+    @property
+    def over_keys(self) -> bool:
+        """dQ sums over keys; dK and dV sum over queries and over the query heads of a group."""
+        return self.name == "dq"
+
+    @property
+    def terms(self) -> int:
+        """Products added into one element."""
+        return self.problem.num_keys if self.over_keys else self.problem.num_queries * self.problem.group
+
+    @property
+    def tiles(self) -> int:
+        """Tiles within one head, after each of which a narrow sum is stored."""
+        if self.over_keys:
+            return tiles_of(self.problem.num_keys, self.arithmetic.block_keys)
+        return tiles_of(self.problem.num_queries, self.arithmetic.block_queries)
+
+    @property
+    def group_format(self) -> Format | None:
+        """Format of the gradients of single heads, where they are rounded before the group's sum."""
+        narrow = self.arithmetic.group_grad_format
+        return None if self.over_keys or self.problem.group == 1 else narrow
+
+    @cached_property
+    def size(self) -> Tensor:
+        """|other|."""
+        return self.other.abs()
+
+    @cached_property
+    def square(self) -> Tensor:
+        """other^2."""
+        return self.other.square()
+
+    def apply(self, weights: Tensor, other: Tensor, *, above: bool, per_head: bool = False) -> Tensor:
+        """weights (B, H, Nq, Nk) times ``other`` (shaped as ``self.other``), without the factor.
+
+        Args:
+            above: an upper limit for non-negative factors, from single precision.
+            per_head: dK and dV of every query head apart, (B, H, Nk, .).
+        """
+        if self.over_keys:
+            rows = by_kv_head(self.problem, weights)
+            return by_head(self.problem, product_above(rows, other) if above else rows @ other)
+        if not per_head:
+            weights, other = by_kv_head(self.problem, weights), by_kv_head(self.problem, other)
+        return product_above(weights.mT, other) if above else weights.mT @ other
+
+    def error(self, exact: Tensor, size: Tensor, slack: Tensor) -> Tensor:
+        """Terms [G1] to [G5]: error of the sum before it is stored; shape of the gradient.
+
+        Args:
+            exact: the sum itself (the gradient, or tier C's centre).
+            size: |operand| (B, H, Nq, Nk): |dS| or P; slack: what the computed operand may differ by.
+        """
+        a, factor = self.arithmetic, abs(self.factor)
+        gamma = self.unit.gamma(self.terms)
+        on_both = gamma  # relative to |operand| + slack
+        if a.scale_placement == "operands" and self.name != "dv":
+            on_both += 3 * UNIT  # the products take q and k times sqrt(scale), rounded
+        if self.name == "dv" and not is_power_of_two(a.probability_scale):
+            on_both += 3 * UNIT
+        charged = torch.add(slack, size + slack, alpha=on_both)  # [G1], [G2]
+        error = self.apply(charged, self.size, above=True).mul_(factor * (1 + 2 * UNIT))
+        steps = 0.0
+        if self.name != "dv" or factor != 1.0:
+            error.add_(exact.abs(), alpha=2 * UNIT)
+            steps = 2.0
+        error.add_(self.terms * SMALLEST_FP32 * (factor + steps) / min(a.probability_scale, 1.0))  # [G5]
+        narrow = self.group_format
+        if a.grad_accumulator_format is None and narrow is None:
+            return error
+        partial = self.partial(size, slack, per_head=True) * (1 + on_both)
+        stored = self._tile_roundings(partial)
+        if narrow is not None:  # [G4]
+            stored = stored + half_ulp(partial, narrow)
+            if narrow.precision <= 11:  # the sum over the group is stored so as well
+                stored = stored + self.problem.group * narrow.unit_roundoff * partial
+        return error + (stored if self.over_keys else sum_group(stored, self.problem))
+
+    def partial(self, size: Tensor, slack: Tensor, *, per_head: bool = False) -> Tensor:
+        """Largest partial sum on the way, the factor included."""
+        return self.apply(size + slack, self.size, above=True, per_head=per_head).mul_(abs(self.factor))
+
+    def _tile_roundings(self, partial: Tensor) -> Tensor:
+        """[G3] Gradients that are kept in a narrow format while they are summed over tiles."""
+        kept = self.arithmetic.grad_accumulator_format
+        if kept is None:
+            return torch.zeros_like(partial)
+        # Each store errs by half an ulp of a partial sum, which earlier stores may have enlarged.
+        growth = (1 + kept.unit_roundoff) ** self.tiles
+        return self.tiles * half_ulp(partial * growth, kept)
+
+    def may_pass(self, size: Tensor, slack: Tensor, limit: float) -> Tensor | None:
+        """Elements whose sum may pass ``limit`` on the way, before or after the factor; None: none can."""
+        factor = max(abs(self.factor), 1e-300)
+        most = max(1.0, factor)
+        largest = float(size.amax() + slack.amax()) * float(self.size.amax()) if size.numel() else 0.0
+        if math.isfinite(largest) and largest * self.terms * most < limit:
+            return None
+        partial = self.partial(size, slack)
+        return ~(torch.maximum(partial, partial / factor) < limit)
+
+
+def gradient_sums(problem: Problem, arithmetic: Arithmetic, machine: Machine) -> dict[str, GradientSum]:
+    """dq, dk and dv by name."""
+    p_operand = arithmetic.product_format or arithmetic.probability_format
+    ds_operand = arithmetic.product_format or arithmetic.grad_score_format or arithmetic.probability_format
+    p_unit, ds_unit = machine.accumulator(p_operand), machine.accumulator(ds_operand)
+    scale = problem.effective_scale
+    return {
+        "dq": GradientSum("dq", problem, arithmetic, ds_unit, problem.k.double(), scale),
+        "dk": GradientSum("dk", problem, arithmetic, ds_unit, problem.q.double(), scale),
+        "dv": GradientSum("dv", problem, arithmetic, p_unit, dout_of(problem), problem.v_descale),
+    }
