@@ -17,7 +17,7 @@ from torch import Tensor
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds import rms
 from flashcheck.bounds.numbers import UNIT
-from flashcheck.bounds.rows import SoftmaxRows, softmax_rows
+from flashcheck.bounds.rows import softmax_rows
 from flashcheck.bounds.scores import score_error
 from flashcheck.bounds.weights import WeightErrors, weight_errors
 from flashcheck.formats import half_ulp
@@ -63,83 +63,81 @@ def score_sums(
     errors = score_error(problem, exact, arithmetic, machine)
     rows = softmax_rows(problem, exact, errors)
     weights = weight_errors(rows, errors, arithmetic, machine)
-    sigma, _ = rms.forward_sigma(problem, rows, weights, arithmetic, machine)
+    sigma, _ = rms.forward_sigma(problem, exact, weights, arithmetic, machine)
     fmt = arithmetic.output_format
     noise = sigma.square() + half_ulp(rows.out, fmt).square() / 3
     error = got.double() - rows.out
-    linear = rows.live & rms.first_order(rows.p, weights.relative)
+    linear = rows.live & rms.first_order(weights)
     used = linear & torch.isfinite(error) & torch.isfinite(noise) & (noise.sqrt() >= fmt.quantum / 4)
     if not bool(used.any()):
         return {}
-    rounding = rms._probability_variance(rows, weights, arithmetic)
+    values = rows.values.repeat_interleave(problem.group, 1)
+    rounding = rms._probability_variance(weights, arithmetic)
     directions = {}
     if problem.softcap is None and problem.bias is None and problem.alibi_slopes is None:
-        log_weight = rows.p * (rows.scores - rows.row_max)  # a shift common to a row drops out
+        log_weight = -rows.p * rows.gap  # a shift common to a row drops out
         if rows.has_sink:  # the sink does not scale with the scores
-            log_weight[..., -1] = (rows.p * -rows.row_max)[..., -1]
-        directions["scale"] = log_weight @ rows.values - rows.out * log_weight.sum(-1, keepdim=True)
-    if 8 <= arithmetic.probability_format.precision < 24:
+            log_weight[..., -1] = (-rows.p * rows.row_max)[..., -1]
+        directions["scale"] = log_weight @ values - rows.out * log_weight.sum(-1, keepdim=True)
+    if rounding is not None and arithmetic.probability_format.precision >= 8:
         mean = -(3 * rounding).sqrt()
         shift = rows.out * mean.sum(-1, keepdim=True) if arithmetic.row_sum == "rounded" else 0.0
-        directions["cast"] = mean @ rows.values - shift
+        directions["cast"] = mean @ values - shift
+    if rounding is None:
+        rounding = torch.zeros_like(rows.p)
     sums = {}
     for name, direction in directions.items():
-        found = _sums(problem, direction, error, noise, used, rounding, rows, weights, arithmetic, machine)
+        found = _sums(direction, error, noise, used, rounding, values, weights, arithmetic, machine)
         if found is not None:
             sums[name] = found
     return sums
 
 
-def _coherent(
-    problem: Problem,
-    rows: SoftmaxRows,
-    weights: WeightErrors,
-    arithmetic: Arithmetic,
-    machine: Machine,
-) -> Tensor:
+def _coherent(weights: WeightErrors, arithmetic: Arithmetic, machine: Machine) -> Tensor:
     """The part of each weight's relative error that may have the same sign everywhere: errors of the
     exponential, of the constant, and of products that are truncated toward zero. Roundings to nearest are
     part of the variance."""
+    rows = weights.rows
     unit = machine.accumulator(arithmetic.product_format or arithmetic.input_format)
     if unit.precision < 24 or (unit.fraction_bits is not None and unit.fraction_bits < 24):
         return weights.relative
-    gap = rows.row_max - rows.scores
-    constant = arithmetic.scale_roundings * UNIT
-    steps = -(-problem.head_dim // unit.block)
+    steps = -(-rows.problem.head_dim // unit.block)
     toward_zero = 0.0 if unit.rounding == "nearest" else steps * unit.step_error
     if unit.fraction_bits is not None:
         toward_zero += (unit.block + 1) * 2.0**-unit.fraction_bits
-    return weights.exp_error * (1 + weights.rescales) + constant * gap + toward_zero * rows.scores.abs()
+    constant = arithmetic.scale_roundings * UNIT * rows.gap
+    return (
+        weights.exp_error * (1 + weights.rescales) + constant + toward_zero * (rows.row_max - rows.gap).abs()
+    )
 
 
 def _sums(
-    problem: Problem,
     direction: Tensor,
     error: Tensor,
     noise: Tensor,
     used: Tensor,
     rounding: Tensor,
-    rows: SoftmaxRows,
+    values: Tensor,
     weights: WeightErrors,
     arithmetic: Arithmetic,
     machine: Machine,
 ) -> ScoreSums | None:
+    rows = weights.rows
     weighting = torch.where(used, direction / noise, 0.0)
     largest = float(weighting.abs().max())
     if not (math.isfinite(largest) and largest > 0):
         return None
     information = float((weighting * torch.where(used, direction, 0.0)).sum())
     # Elements of a row share the errors of P, so their covariance counts; what else there is is independent.
-    pulled = weighting @ rows.values.mT
-    share = weighting * rows.out
-    centred = pulled - share.sum(-1, keepdim=True)
+    pulled = weighting @ values.mT
+    centred = pulled - (weighting * rows.out).sum(-1, keepdim=True)
     moved = centred if arithmetic.row_sum == "rounded" else pulled
-    own = (noise - rounding @ rows.values.square()).clamp(min=0.0)
+    own = (noise - rounding @ values.square()).clamp(min=0.0)
     variance = float((rounding * moved.square()).sum() + (weighting.square() * own).sum())
-    coherent = _coherent(problem, rows, weights, arithmetic, machine)
-    allowance = float((rows.p * torch.where(rows.visible, coherent, 0.0) * centred.abs()).sum())
+    coherent = rows.hide(_coherent(weights, arithmetic, machine))
+    allowance = float((rows.p * coherent * centred.abs()).sum())
     unit = machine.accumulator(arithmetic.product_format or arithmetic.probability_format)
-    drift = rms.accumulation_bias(unit, rows.values.shape[-2], rows.out)
+    drift = rms.accumulation_bias(unit, rows.num_keys, rows.out)
     allowance += abs(float((weighting * drift).sum()))
     return ScoreSums(
         projection=float((weighting * torch.where(used, error, 0.0)).sum()),

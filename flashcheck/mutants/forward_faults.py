@@ -420,7 +420,7 @@ register(
 register(
     "scale-slightly-wrong",
     "S",
-    "the scale is 1e-4 too large; every element stays inside its bound, and the rms error hardly moves",
+    "the scale is 1e-4 too large; every element of O stays inside its bound, and its rms hardly moves",
     "fp16, thousands of elements",
     lambda: x.draw(FP16, lengths=(128, 128), dims=(32, 32)),
     caught_by="forward.score_scale",

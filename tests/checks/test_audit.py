@@ -49,7 +49,7 @@ def test_a_mutant_that_no_check_sees_survives(only, monkeypatch: pytest.MonkeyPa
 
 def test_a_rejected_control_is_a_false_alarm(only, monkeypatch: pytest.MonkeyPatch) -> None:
     only(MUTANTS["lse-base-2"])
-    monkeypatch.setattr(audit, "control", lambda _: MUTANTS["lse-base-2"].make())
+    monkeypatch.setattr(audit, "control", lambda *_: MUTANTS["lse-base-2"].make())
     rows = audit.audit()
     assert "forward.bound" in rows[0].false_alarms
     assert "UNSOUND" in text(rows)
