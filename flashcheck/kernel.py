@@ -48,6 +48,7 @@ class Capabilities:
         devices: device types it runs on.
         not_together: pairs of features that the kernel does not take in one call: names of options,
             or ``"nonpositive_scale"`` (a scale that is zero or negative).
+        nonpositive_scale: the scale may be zero or negative.
         gradients: what the backward returns, out of dq, dk, dv, dbias, dsink.
     """
 
@@ -67,6 +68,7 @@ class Capabilities:
     deterministic: bool = True
     devices: tuple[str, ...] = ("cpu", "cuda")
     not_together: tuple[tuple[str, str], ...] = ()
+    nonpositive_scale: bool = True
     gradients: tuple[str, ...] = ("dq", "dk", "dv")
 
     def __post_init__(self) -> None:
@@ -106,6 +108,8 @@ class Capabilities:
             return "Nq != Nk is not declared"
         if problem.num_keys == 0 and not self.zero_length:
             return "zero keys are not declared"
+        if problem.effective_scale <= 0 and not self.nonpositive_scale:
+            return "a scale of zero or less is not declared"
         features = {*problem.options(), *(["nonpositive_scale"] if problem.effective_scale <= 0 else [])}
         for first, second in self.not_together:
             if first in features and second in features:

@@ -12,12 +12,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gradients import probabilities, score_gradient
-from kernels.launch import device_of, pair_arguments, pair_constants
+from kernels.gradients import as_gradient_operand, probabilities, score_gradient
+from kernels.launch import (
+    backward_tile_of,
+    device_of,
+    gradient_constants,
+    pair_arguments,
+    pair_constants,
+    with_strides,
+)
 from kernels.masking import segment, tile_range
+from kernels.operands import Gradients, Operands
 from kernels.options import Options
-from kernels.scores import LOG2E, pair_scores
-from kernels.tuning import backward_tile
+from kernels.score_path import ScorePath
+from kernels.scores import LOG2E
+from kernels.tiles import head_factors, pairs_from, rows_from, slope_of, tile_of, tile_scores
+from kernels.tuning import Tile
 
 
 # n_heads, WIDE and DATA_MASK come with what every launch passes; here offsets are 64-bit and all is masked.
@@ -62,7 +72,11 @@ def _dbias_kernel(
     s_bias,
     p_slopes,
     s_slopes,
-    D: tl.constexpr,
+    p_qf,
+    s_qf,
+    p_kf,
+    s_kf,
+    D: tl.constexpr,  # noqa: ARG001
     DV: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -75,7 +89,12 @@ def _dbias_kernel(
     DATA_MASK: tl.constexpr,  # noqa: ARG001
     PLAIN: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SCALES: tl.constexpr,
     PRECISION: tl.constexpr,
+    D_SCORE: tl.constexpr,
+    SAME: tl.constexpr,  # noqa: ARG001
+    GRADIENT: tl.constexpr,
+    GRADIENT_PRECISION: tl.constexpr,
 ):
     i_tile_j = tl.program_id(0) % n_tiles_j
     i_tile_i = tl.program_id(0) // n_tiles_j % n_tiles_i
@@ -91,21 +110,24 @@ def _dbias_kernel(
         i_b, q_start, k_start, n_q, n_k, key_limit, shift, offset = segment(
             i_bb + i_loop // n_loop_h, n_queries, n_keys, p_key_lengths, p_cu_q, p_cu_k, BOTTOM_RIGHT
         )
-        p_q_head = p_q + i_b * s_q[0] + i_h * s_q[1] + q_start * s_q[2]
-        p_k_head = p_k + i_b * s_k[0] + i_h // group * s_k[1] + k_start * s_k[2]
-        p_v_head = p_v + i_b * s_v[0] + i_h // group * s_v[1] + k_start * s_v[2]
-        p_do_head = p_do + i_b * s_do[0] + i_h * s_do[1] + q_start * s_do[2]
-        p_lse_head = p_lse + i_b * s_lse[0] + i_h * s_lse[1] + q_start * s_lse[2]
-        p_delta_head = p_delta + i_b * s_delta[0] + i_h * s_delta[1] + q_start * s_delta[2]
-        p_bias_head = p_bias + i_b * s_bias[0] + i_h * s_bias[1] + q_start * s_bias[2] + k_start * s_bias[3]
-        p_mask_head = p_mask
-        slope = 0.0
-        if p_mask is not None:
-            p_mask_head = (
-                p_mask + i_b * s_mask[0] + i_h * s_mask[1] + q_start * s_mask[2] + k_start * s_mask[3]
-            )
-        if p_slopes is not None:
-            slope = tl.load(p_slopes + i_b * s_slopes[0] + i_h * s_slopes[1])
+        i_hk = i_h // group
+        p_q_head = rows_from(p_q, s_q, i_b, i_h, q_start)
+        p_k_head = rows_from(p_k, s_k, i_b, i_hk, k_start)
+        p_v_head = rows_from(p_v, s_v, i_b, i_hk, k_start)
+        p_do_head = rows_from(p_do, s_do, i_b, i_h, q_start)
+        p_lse_head = rows_from(p_lse, s_lse, i_b, i_h, q_start)
+        p_delta_head = rows_from(p_delta, s_delta, i_b, i_h, q_start)
+        p_mask_head = pairs_from(p_mask, s_mask, i_b, i_h, q_start, k_start)
+        p_bias_head = pairs_from(p_bias, s_bias, i_b, i_h, q_start, k_start)
+        slope = slope_of(p_slopes, s_slopes, i_b, i_h)
+        head_sigma, head_factor = head_factors(
+            sigma, score_factor, p_qf, s_qf, p_kf, s_kf, i_b, i_h, i_hk, PLAIN, SCALES
+        )
+        p_qf_head, p_kf_head = p_qf, p_kf
+        if SCALES == 2:
+            p_qf_head = rows_from(p_qf, s_qf, i_b, i_h, q_start)
+            p_kf_head = rows_from(p_kf, s_kf, i_b, i_hk, k_start)
+        where = (n_q, key_limit, shift, left, right, offset)
         # A bias with one row gets the sum over all query tiles; one with one column, over all key tiles.
         row_start = i_tile_i * BLOCK_M
         row_stop = tl.minimum(row_start + BLOCK_M, n_q) if ROW_BIAS else n_q
@@ -113,12 +135,13 @@ def _dbias_kernel(
             o_i = i_m + o_row
             m_row = o_i < n_q
             o_i64 = o_i.to(tl.int64)
-            m_q = m_row[:, None] & (o_d[None, :] < D)
-            m_do = m_row[:, None] & (o_dv[None, :] < DV)
-            b_q = tl.load(p_q_head + o_i64[:, None] * s_q[2] + o_d[None, :] * s_q[3], mask=m_q, other=0.0)
-            b_do = tl.load(
-                p_do_head + o_i64[:, None] * s_do[2] + o_dv[None, :] * s_do[3], mask=m_do, other=0.0
-            )
+            o_r, m_r = o_i64[:, None], m_row[:, None]
+            b_q = tile_of(p_q_head, s_q[2], s_q[3], o_r, o_d[None, :], m_r, o_d[None, :] < D_SCORE)
+            b_do = tile_of(p_do_head, s_do[2], s_do[3], o_r, o_dv[None, :], m_r, o_dv[None, :] < DV)
+            b_do = as_gradient_operand(b_do, GRADIENT)
+            b_qf = 1.0
+            if SCALES == 2:
+                b_qf = tl.load(p_qf_head + o_i64 * s_qf[2], mask=m_row, other=1.0)[:, None]
             b_lse2 = tl.load(p_lse_head + o_i64 * s_lse[2], mask=m_row, other=0.0) * LOG2E
             b_delta = tl.load(p_delta_head + o_i64 * s_delta[2], mask=m_row, other=0.0)
             last = tl.minimum(i_m + BLOCK_M, n_q) - 1
@@ -132,42 +155,39 @@ def _dbias_kernel(
                 o_j = i_n + o_col
                 o_j64 = o_j.to(tl.int64)
                 m_col = o_j < key_limit
-                m_k = (o_d[:, None] < D) & m_col[None, :]
-                m_v = (o_dv[:, None] < DV) & m_col[None, :]
-                b_k = tl.load(p_k_head + o_d[:, None] * s_k[3] + o_j64[None, :] * s_k[2], mask=m_k, other=0.0)
-                b_v = tl.load(
-                    p_v_head + o_dv[:, None] * s_v[3] + o_j64[None, :] * s_v[2], mask=m_v, other=0.0
-                )
-                b_qk = tl.dot(b_q, b_k, input_precision=PRECISION)
-                b_s, _b_tanh, m_seen = pair_scores(
-                    b_qk,
+                o_c, m_c, o_down = o_j64[None, :], m_col[None, :], o_d[:, None]
+                b_k = tile_of(p_k_head, s_k[3], s_k[2], o_down, o_c, o_down < D_SCORE, m_c)
+                b_v = tile_of(p_v_head, s_v[3], s_v[2], o_dv[:, None], o_c, o_dv[:, None] < DV, m_c)
+                b_kf = 1.0
+                if SCALES == 2:
+                    b_kf = tl.load(p_kf_head + o_j64 * s_kf[2], mask=m_col, other=1.0)[None, :]
+                b_s, _b_tanh, m_seen = tile_scores(
+                    b_q,
+                    b_k,
+                    b_qf,
+                    b_kf,
                     o_i[:, None],
                     o_j[None, :],
-                    n_q,
-                    key_limit,
-                    shift,
-                    left,
-                    right,
-                    offset,
-                    score_factor,
+                    where,
+                    head_factor,
                     cap,
                     slope,
                     p_mask_head,
-                    s_mask[2],
-                    s_mask[3],
+                    s_mask,
                     p_bias_head,
-                    s_bias[2],
-                    s_bias[3],
+                    s_bias,
                     HAS_LEFT,
                     HAS_RIGHT,
                     True,
                     PLAIN,
                     SOFTCAP,
                     p_slopes is not None,
+                    SCALES,
+                    PRECISION,
                     float("-inf"),
                 )
-                b_p = probabilities(b_s, sigma, b_lse2[:, None], m_seen, True)
-                b_dp = tl.dot(b_do, b_v, input_precision=PRECISION)
+                b_p = probabilities(b_s, head_sigma, b_lse2[:, None], m_seen, True)
+                b_dp = tl.dot(b_do, as_gradient_operand(b_v, GRADIENT), input_precision=GRADIENT_PRECISION)
                 b_db += score_gradient(b_p, b_dp, b_delta[:, None], m_seen, True)
 
     # Where the bias has one row (or column) for all, its gradient is the sum; the store goes to one of them.
@@ -195,9 +215,18 @@ def _dbias_kernel(
 
 
 def launch_dbias(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, bias: Tensor, options: Options
+    gradients: Gradients,
+    operands: Operands,
+    bias: Tensor,
+    options: Options,
+    path: ScorePath,
+    tile: Tile | None = None,
 ) -> Tensor:
-    """dbias in the shape and dtype of ``bias`` as the caller gave it, broadcast dimensions summed."""
+    """dbias in the shape and dtype of ``bias`` as the caller gave it, broadcast dimensions summed.
+
+    ``tile`` replaces the table's.
+    """
+    q, k, v, dout = gradients.q, gradients.k, gradients.v, gradients.dout
     packed = options.cu_q is not None
     bias_batch, bias_heads, rows, columns = bias.shape
     row_bias, key_bias = rows > 1 or options.longest_q <= 1, columns > 1 or options.longest_k <= 1
@@ -206,28 +235,14 @@ def launch_dbias(
     dbias = torch.zeros((parts, bias_heads, rows, columns), dtype=torch.float32, device=q.device)
     if dbias.numel() == 0 or q.numel() == 0 or k.numel() == 0:
         return dbias[:bias_batch].to(bias.dtype)
-    tile = backward_tile(
-        "dbias", q.device.type, q.element_size(), q.shape[3], v.shape[3], options.longest_q, options.longest_k
-    )
+    if tile is None:
+        tile = backward_tile_of("dbias", gradients, operands, options, path)
     tiles_i = triton.cdiv(options.longest_q, tile.block_m) if row_bias else 1
     tiles_j = triton.cdiv(options.longest_k, tile.block_n) if key_bias else 1
     owners = options.segments if packed else bias_batch
     with device_of(q):
         _dbias_kernel[(tiles_i * tiles_j * bias_heads * owners,)](
-            q,
-            q.stride(),
-            k,
-            k.stride(),
-            v,
-            v.stride(),
-            dout,
-            dout.stride(),
-            lse,
-            lse.stride(),
-            delta,
-            delta.stride(),
-            dbias,
-            dbias.stride(),
+            *with_strides(operands.q, operands.k, v, dout, gradients.lse, gradients.delta, dbias),
             tiles_i,
             tiles_j,
             bias_heads,
@@ -235,7 +250,8 @@ def launch_dbias(
             q.shape[1] // bias_heads,
             row_bias,
             key_bias,
-            *pair_arguments(q, k, options),
-            **pair_constants(tile, options, q, k, v, dout),
+            *pair_arguments(operands, options),
+            **pair_constants(tile, options, path, q, k, v, dout),
+            **gradient_constants(gradients, operands, path),
         )
     return (dbias.sum(0, keepdim=True) if parts != bias_batch else dbias).to(bias.dtype)

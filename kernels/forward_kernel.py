@@ -2,8 +2,9 @@
 
 Rounding points, per element: scores accumulate in fp32; ``exp2`` of the logit less the running maximum
 (`kernels.softmax` has the two forms of that difference); the row sum adds unrounded fp32 probabilities;
-probabilities are rounded to v's dtype for the product with v, which accumulates in fp32 and is rescaled at
-every tile; O is rounded once, at the end. fp32 inputs multiply in IEEE fp32, not TF32.
+probabilities, times a power of two where they are fp8, are rounded to the score path's format for the product
+with v, which accumulates in fp32 and is rescaled at every tile; O is rounded once, at the end. fp32 inputs
+multiply in IEEE fp32 unless the caller asks for less.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import device_of, pair_arguments, pair_constants
+from kernels.launch import device_of, pair_arguments, pair_constants, with_strides
 from kernels.masking import row_sees_any, segment, tile_range
+from kernels.operands import Operands
 from kernels.options import Options
-from kernels.scores import LOG2E, pair_scores
+from kernels.rounding import to_operand
+from kernels.score_path import ScorePath
+from kernels.scores import LOG2E
 from kernels.softmax import maximum_in_log2, online_softmax_step, softmax_start
-from kernels.tuning import forward_tile
+from kernels.tiles import head_factors, pairs_from, rows_from, slope_of, tile_of, tile_scores
+from kernels.tuning import Tile, forward_tile
 
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -39,6 +44,8 @@ def _forward_kernel(
     s_lse,
     n_tiles,
     p_sink,
+    p_vf,
+    s_vf,
     n_heads,
     group,
     n_queries,
@@ -57,6 +64,10 @@ def _forward_kernel(
     s_bias,
     p_slopes,
     s_slopes,
+    p_qf,
+    s_qf,
+    p_kf,
+    s_kf,
     D: tl.constexpr,
     DV: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -70,9 +81,13 @@ def _forward_kernel(
     DATA_MASK: tl.constexpr,
     PLAIN: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SCALES: tl.constexpr,
+    PRECISION: tl.constexpr,
     NEGATIVE: tl.constexpr,
     SUBTRACT_FIRST: tl.constexpr,
-    PRECISION: tl.constexpr,
+    FORMAT: tl.constexpr,
+    P_SCALE: tl.constexpr,
+    PROMOTE: tl.constexpr,
 ):
     # The last rows see the most keys under a causal mask: they start first.
     i_t = n_tiles - 1 - tl.program_id(0) % n_tiles
@@ -86,18 +101,19 @@ def _forward_kernel(
         return
 
     # Tile starts are 64-bit before any multiplication; offsets inside a tile are too where WIDE.
-    p_q += i_b * s_q[0] + i_h * s_q[1] + (q_start + i_m) * s_q[2]
-    p_k += i_b * s_k[0] + i_h // group * s_k[1] + k_start * s_k[2]
-    p_v += i_b * s_v[0] + i_h // group * s_v[1] + k_start * s_v[2]
-    p_o += i_b * s_o[0] + i_h * s_o[1] + (q_start + i_m) * s_o[2]
-    p_lse += i_b * s_lse[0] + i_h * s_lse[1] + (q_start + i_m) * s_lse[2]
-    if p_mask is not None:
-        p_mask += i_b * s_mask[0] + i_h * s_mask[1] + q_start * s_mask[2] + k_start * s_mask[3]
-    if p_bias is not None:
-        p_bias += i_b * s_bias[0] + i_h * s_bias[1] + q_start * s_bias[2] + k_start * s_bias[3]
-    slope = 0.0
-    if p_slopes is not None:
-        slope = tl.load(p_slopes + i_b * s_slopes[0] + i_h * s_slopes[1])
+    i_hk = i_h // group
+    p_q = rows_from(p_q, s_q, i_b, i_h, q_start + i_m)
+    p_k = rows_from(p_k, s_k, i_b, i_hk, k_start)
+    p_v = rows_from(p_v, s_v, i_b, i_hk, k_start)
+    p_o = rows_from(p_o, s_o, i_b, i_h, q_start + i_m)
+    p_lse = rows_from(p_lse, s_lse, i_b, i_h, q_start + i_m)
+    p_mask = pairs_from(p_mask, s_mask, i_b, i_h, q_start, k_start)
+    p_bias = pairs_from(p_bias, s_bias, i_b, i_h, q_start, k_start)
+    slope = slope_of(p_slopes, s_slopes, i_b, i_h)
+    sigma, score_factor = head_factors(
+        sigma, score_factor, p_qf, s_qf, p_kf, s_kf, i_b, i_h, i_hk, PLAIN, SCALES
+    )
+    where = (n_queries, key_limit, shift, left, right, offset)
 
     o_d = tl.arange(0, BLOCK_D)
     o_dv = tl.arange(0, BLOCK_DV)
@@ -107,13 +123,12 @@ def _forward_kernel(
     m_row = o_m < n_queries
     o_row = o_row.to(tl.int64) if WIDE else o_row
     o_col = o_n.to(tl.int64) if WIDE else o_n
-    b_q = tl.load(
-        p_q + o_row[:, None] * s_q[2] + o_d[None, :] * s_q[3],
-        mask=m_row[:, None] & (o_d[None, :] < D),
-        other=0.0,
-    )
-    o_k = o_d[:, None] * s_k[3] + o_col[None, :] * s_k[2]
-    o_v = o_col[:, None] * s_v[2] + o_dv[None, :] * s_v[3]
+    b_q = tile_of(p_q, s_q[2], s_q[3], o_row[:, None], o_d[None, :], m_row[:, None], o_d[None, :] < D)
+    b_qf = 1.0
+    if SCALES == 2:
+        p_qf = rows_from(p_qf, s_qf, i_b, i_h, q_start + i_m)
+        p_kf = rows_from(p_kf, s_kf, i_b, i_hk, k_start)
+        b_qf = tl.load(p_qf + o_row * s_qf[2], mask=m_row, other=1.0)[:, None]
 
     b_acc = tl.zeros([BLOCK_M, BLOCK_DV], dtype=tl.float32)
     m_i, l_i = softmax_start(BLOCK_M, NEGATIVE, SUBTRACT_FIRST)
@@ -137,44 +152,65 @@ def _forward_kernel(
         part_stop = tl.minimum(full_start, stop) if i_part == 0 else (full_stop if i_part == 1 else stop)
         for i_n in tl.range(part_start, part_stop, BLOCK_N):
             o_j = i_n + o_n
-            # Columns past the head dim and keys past the end read as zero.
-            m_k = (o_d[:, None] < D) & (o_j[None, :] < key_limit) if i_part != 1 else (o_d[:, None] < D)
-            m_v = (o_j[:, None] < key_limit) & (o_dv[None, :] < DV) if i_part != 1 else (o_dv[None, :] < DV)
-            b_k = tl.load(p_k + tl.cast(i_n, tl.int64) * s_k[2] + o_k, mask=m_k, other=0.0)  # [BD, BN]
-            b_qk = tl.dot(b_q, b_k, input_precision=PRECISION)  # [BM, BN]
-            b_s, _, m_seen = pair_scores(
-                b_qk,
+            i_row = tl.cast(i_n, tl.int64)
+            # Columns past the head dim and keys past the end read as zero; a full tile has none of these.
+            m_key = o_j < key_limit if i_part != 1 else o_j >= 0
+            b_k = tile_of(
+                p_k + i_row * s_k[2],
+                s_k[3],
+                s_k[2],
+                o_d[:, None],
+                o_col[None, :],
+                o_d[:, None] < D,
+                m_key[None, :],
+            )  # [BD, BN]
+            b_kf = 1.0
+            if SCALES == 2:
+                b_kf = tl.load(p_kf + i_row * s_kf[2] + o_col * s_kf[2], mask=m_key, other=1.0)[None, :]
+            b_s, _, m_seen = tile_scores(
+                b_q,
+                b_k,
+                b_qf,
+                b_kf,
                 o_m[:, None],
                 o_j[None, :],
-                n_queries,
-                key_limit,
-                shift,
-                left,
-                right,
-                offset,
+                where,
                 score_factor,
                 cap,
                 slope,
                 p_mask,
-                s_mask[2],
-                s_mask[3],
+                s_mask,
                 p_bias,
-                s_bias[2],
-                s_bias[3],
+                s_bias,
                 HAS_LEFT,
                 HAS_RIGHT,
                 i_part != 1,
                 PLAIN,
                 SOFTCAP,
                 p_slopes is not None,
+                SCALES,
+                PRECISION,
                 float("inf") if NEGATIVE else float("-inf"),
-            )
+            )  # [BM, BN]
             if DATA_MASK:
                 b_seen = tl.maximum(b_seen, tl.max(m_seen.to(tl.int32), 1))
             b_p, b_alpha, m_i, l_i = online_softmax_step(b_s, sigma, m_i, l_i, NEGATIVE, SUBTRACT_FIRST)
-            b_v = tl.load(p_v + tl.cast(i_n, tl.int64) * s_v[2] + o_v, mask=m_v, other=0.0)  # [BN, BDV]
+            b_v = tile_of(
+                p_v + i_row * s_v[2],
+                s_v[2],
+                s_v[3],
+                o_col[:, None],
+                o_dv[None, :],
+                m_key[:, None],
+                o_dv[None, :] < DV,
+            )  # [BN, BDV]
             b_acc = b_acc * b_alpha[:, None]
-            b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc, input_precision=PRECISION)
+            b_p = to_operand(b_p if P_SCALE == 1.0 else b_p * P_SCALE, FORMAT)
+            if PROMOTE:
+                # The sum over a tile starts from zero in the matrix unit; fp32 adds it to the rest.
+                b_acc += tl.dot(b_p, b_v, input_precision=PRECISION)
+            else:
+                b_acc = tl.dot(b_p, b_v, b_acc, input_precision=PRECISION)
 
     # Whether a row sees a key is asked of the mask, not of m_i or l_i: scores that overflowed to -inf
     # leave those looking empty, and must give NaN (0/0 below), not a finite row of zeros.
@@ -191,7 +227,12 @@ def _forward_kernel(
         l_i = l_i * b_alpha + tl.exp2(sink * LOG2E - m_base)
         m_i = m_new
     b_lse = tl.where(m_any, (m_i + tl.log2(l_i)) * LN2, sink)
-    b_o = tl.where(m_any[:, None], b_acc / l_i[:, None], 0.0)
+    b_o = b_acc / l_i[:, None]
+    if P_SCALE != 1.0:
+        b_o = b_o * (1.0 / P_SCALE)
+    if p_vf is not None:
+        b_o = b_o * tl.load(p_vf + i_b * s_vf[0] + i_hk * s_vf[1])
+    b_o = tl.where(m_any[:, None], b_o, 0.0)
     tl.store(
         p_o + o_row[:, None] * s_o[2] + o_dv[None, :] * s_o[3],
         b_o.to(p_o.dtype.element_ty),
@@ -200,34 +241,37 @@ def _forward_kernel(
     tl.store(p_lse + o_row * s_lse[2], b_lse, mask=m_row)
 
 
-def launch_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    """O (batch, heads, Nq, value dim) in v's dtype and the natural log-sum-exp (batch, heads, Nq) in fp32."""
+def launch_forward(
+    operands: Operands, options: Options, path: ScorePath, tile: Tile | None = None
+) -> tuple[Tensor, Tensor]:
+    """O (batch, heads, Nq, value dim) and the natural log-sum-exp (batch, heads, Nq) in fp32.
+
+    ``tile`` replaces the table's.
+    """
+    q, k, v = operands.q, operands.k, operands.v
     batch, heads, num_queries, head_dim = q.shape
     value_dim = v.shape[3]
-    out = torch.empty((batch, heads, num_queries, value_dim), dtype=v.dtype, device=v.device)
+    out = torch.empty((batch, heads, num_queries, value_dim), dtype=path.output, device=v.device)
     lse = torch.empty((batch, heads, num_queries), dtype=torch.float32, device=q.device)
     if lse.numel() == 0:
         return out, lse
-    sizes = (head_dim, value_dim, options.longest_q, options.longest_k)
-    tile = forward_tile(q.device.type, q.element_size(), *sizes, data_mask=options.data_mask)
+    if tile is None:
+        sizes = (head_dim, value_dim, options.longest_q, options.longest_k)
+        tile = forward_tile(q.device.type, q.element_size(), *sizes, data_mask=options.data_mask)
     num_tiles = triton.cdiv(options.longest_q, tile.block_m)
+    v_factor = operands.v_factor
     with device_of(q):
         _forward_kernel[(num_tiles * options.segments * heads,)](
-            q,
-            q.stride(),
-            k,
-            k.stride(),
-            v,
-            v.stride(),
-            out,
-            out.stride(),
-            lse,
-            lse.stride(),
+            *with_strides(q, k, v, out, lse),
             num_tiles,
             options.sink,
-            *pair_arguments(q, k, options),
+            *with_strides(v_factor),
+            *pair_arguments(operands, options),
             NEGATIVE=options.sigma < 0,
-            SUBTRACT_FIRST=v.dtype == torch.float16,
-            **pair_constants(tile, options, q, k, v, out),
+            SUBTRACT_FIRST=path.subtract_first,
+            FORMAT=path.operand,
+            P_SCALE=path.probability_scale,
+            PROMOTE=path.promote,
+            **pair_constants(tile, options, path, q, k, v, out),
         )
     return out, lse

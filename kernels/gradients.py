@@ -3,6 +3,18 @@
 import triton
 import triton.language as tl
 
+from kernels.rounding import nearest_tf32
+
+
+@triton.jit
+def as_gradient_operand(b_x, FORMAT: tl.constexpr):
+    """A tile as it was given, for a product of the backward: fp8 widened to bf16, fp32 rounded to TF32."""
+    if FORMAT == "bf16":
+        b_x = b_x.to(tl.bfloat16)
+    if FORMAT == "tf32":
+        b_x = nearest_tf32(b_x)
+    return b_x
+
 
 @triton.jit
 def probabilities(b_s, sigma, b_lse2, m_seen, MASKED: tl.constexpr):

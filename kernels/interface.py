@@ -65,6 +65,12 @@ def flash_attention(
     key_lengths: Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
+    score: str | None = None,
+    score_scales: str | None = None,
+    score_rows: int | None = None,
+    hadamard: bool = False,
+    promote: bool = True,
+    allow_tf32: bool = False,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(softcap(scale * q k^T) + bias) v, over the keys that each query sees.
@@ -72,7 +78,7 @@ def flash_attention(
     Differentiable in q, k, v, bias and sink, through the log-sum-exp too; works under torch.compile.
 
     Args:
-        q: (batch, heads, Nq, dim); fp16, bf16 or fp32; any strides, dim 1..256.
+        q: (batch, heads, Nq, dim); fp16, bf16, fp32, float8_e4m3fn or float8_e5m2; any strides, dim 1..256.
         k: (batch, kv heads, Nk, dim); heads is a multiple of kv heads, Nk may be 0.
         v: (batch, kv heads, Nk, value dim).
         scale: any finite number; 1/sqrt(dim) by default.
@@ -87,10 +93,21 @@ def flash_attention(
         key_lengths: (batch,) integers; keys past them are padding, which is never read.
         cu_seqlens_q, cu_seqlens_k: (segments + 1,) integers; sequences packed into a batch of 1, which see
             only themselves. Masks and biases then index the packed tensors.
+        score: "fp16", "bf16", "tf32" (fp32 inputs only), "e4m3" or "e5m2": format in which q, k, v and the
+            probabilities enter the two products of the forward, and q, k that of the recomputed scores in the
+            backward; the backward's other products take their operands as given (fp8 as bf16). None: the
+            inputs' own format. See README.md for where each path rounds.
+        score_scales: with fp8 scores of wider inputs, what shares a scale: "tensor", "head" (the default) or
+            "rows", blocks of ``score_rows`` rows of q and k (128 by default; v has one scale a head). Scales
+            are powers of two.
+        hadamard: rotate q and k before they are rounded to fp8, which spreads outliers over the dims.
+        promote: add the fp8 product of each tile of keys to an fp32 sum; False leaves the whole sum to the
+            matrix unit, which keeps 13 fraction bits of it on Hopper.
+        allow_tf32: short for score="tf32" with fp32 inputs, without effect on others.
         return_lse: also return the log-sum-exp.
 
     Returns:
-        out, or (out, lse); see `forward`.
+        out in the inputs' dtype (bf16 for fp8 inputs), or (out, lse); see `forward`.
 
     Raises:
         ValueError: an argument's value is illegal.
@@ -114,6 +131,12 @@ def flash_attention(
         key_lengths,
         cu_seqlens_q,
         cu_seqlens_k,
+        score,
+        score_scales,
+        score_rows,
+        hadamard,
+        promote,
+        allow_tf32,
     )
     return (out, lse) if return_lse else out
 

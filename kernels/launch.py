@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.operands import Gradients, Operands
 from kernels.options import Options
-from kernels.tuning import Tile, padded
+from kernels.score_path import ScorePath
+from kernels.tuning import Tile, backward_tile, padded
 
 
 def device_of(x: Tensor) -> AbstractContextManager[Any]:
@@ -17,10 +19,14 @@ def device_of(x: Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
 
 
-def pair_arguments(q: Tensor, k: Tensor, options: Options) -> tuple[Any, ...]:
-    """Arguments n_heads .. s_slopes of every kernel that forms scores, in their order."""
-    no_strides = (0, 0, 0, 0)
-    mask, bias, slopes = options.mask, options.bias, options.slopes
+def with_strides(*tensors: Tensor | None) -> list[Any]:
+    """Each tensor and its strides; None and zeros where there is none."""
+    return [part for x in tensors for part in (x, (0, 0, 0, 0) if x is None else x.stride())]
+
+
+def pair_arguments(operands: Operands, options: Options) -> tuple[Any, ...]:
+    """Arguments n_heads .. s_kf of every kernel that forms scores, in their order."""
+    q, k = operands.q, operands.k
     return (
         q.shape[1],
         q.shape[1] // k.shape[1],
@@ -34,17 +40,12 @@ def pair_arguments(q: Tensor, k: Tensor, options: Options) -> tuple[Any, ...]:
         options.key_lengths,
         options.cu_q,
         options.cu_k,
-        mask,
-        no_strides if mask is None else mask.stride(),
-        bias,
-        no_strides if bias is None else bias.stride(),
-        slopes,
-        no_strides[:2] if slopes is None else slopes.stride(),
+        *with_strides(options.mask, options.bias, options.slopes, operands.q_factor, operands.k_factor),
     )
 
 
 def pair_constants(
-    tile: Tile, options: Options, q: Tensor, k: Tensor, v: Tensor, *others: Tensor
+    tile: Tile, options: Options, path: ScorePath, q: Tensor, k: Tensor, v: Tensor, *others: Tensor
 ) -> dict[str, Any]:
     """Compile-time constants of every kernel that forms scores, and its launch configuration."""
     return {
@@ -52,8 +53,8 @@ def pair_constants(
         "DV": v.shape[3],
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
-        "BLOCK_D": padded(q.shape[3]),
-        "BLOCK_DV": padded(v.shape[3]),
+        "BLOCK_D": padded(q.shape[3], path.smallest_dim()),
+        "BLOCK_DV": padded(v.shape[3], path.smallest_dim()),
         "WIDE": _needs_wide_offsets(tile, q, k, v, *others),
         "BOTTOM_RIGHT": options.bottom_right,
         "HAS_LEFT": options.left is not None,
@@ -61,9 +62,31 @@ def pair_constants(
         "DATA_MASK": options.data_mask,
         "PLAIN": options.plain,
         "SOFTCAP": options.softcap,
-        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+        "SCALES": path.scales_mode,
+        "PRECISION": "ieee" if path.operand == "fp32" else "tf32",
         "num_warps": tile.num_warps,
         "num_stages": tile.num_stages,
+    }
+
+
+def backward_tile_of(
+    kernel: str, gradients: Gradients, operands: Operands, options: Options, path: ScorePath
+) -> Tile:
+    """The table's tile for a backward kernel."""
+    q, v = gradients.q, gradients.v
+    element_bytes = 2 if path.gradient in ("fp16", "bf16") else 4
+    sizes = (q.shape[3], v.shape[3], options.longest_q, options.longest_k)
+    two_copies = gradients.q is not operands.q
+    return backward_tile(kernel, q.device.type, element_bytes, *sizes, two_copies=two_copies)
+
+
+def gradient_constants(gradients: Gradients, operands: Operands, path: ScorePath) -> dict[str, Any]:
+    """Further constants of the backward kernels."""
+    return {
+        "D_SCORE": operands.q.shape[3],
+        "SAME": gradients.q is operands.q,
+        "GRADIENT": path.gradient,
+        "GRADIENT_PRECISION": "ieee" if path.gradient == "fp32" else "tf32",
     }
 
 

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from kernels.passes import run_backward, run_forward
+from kernels.score_path import output_dtype
 
 _OPTIONS = (
     "float? scale, str? causal, int? window_left, int? window_right, Tensor? mask, Tensor? bias, "
     "Tensor? alibi_slopes, float? softcap, Tensor? sink, Tensor? key_lengths, Tensor? cu_seqlens_q, "
-    "Tensor? cu_seqlens_k"
+    "Tensor? cu_seqlens_k, str? score, str? score_scales, int? score_rows, bool hadamard, bool promote, "
+    "bool allow_tf32"
 )
 _NAMES = tuple(part.split()[-1] for part in _OPTIONS.split(", "))
 
@@ -40,7 +42,7 @@ def forward_op(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, 
 @forward_op.register_fake
 def _(q: Tensor, _k: Tensor, v: Tensor, *_options: Any) -> tuple[Tensor, Tensor]:
     return (
-        v.new_empty((*q.shape[:3], v.shape[3])),
+        v.new_empty((*q.shape[:3], v.shape[3]), dtype=output_dtype(v.dtype)),
         q.new_empty(q.shape[:3], dtype=torch.float32),
     )
 
@@ -66,13 +68,13 @@ def backward_op(
     found = run_backward(
         dout, q, k, v, out, lse, dlse=dlse, bias_gradient=bias_gradient, **_keywords(options)
     )
-    dbias, dsink = (found.get(name, q.new_empty(0)) for name in ("dbias", "dsink"))
+    dbias, dsink = (found.get(name, dout.new_empty(0)) for name in ("dbias", "dsink"))
     return found["dq"], found["dk"], found["dv"], dbias, dsink
 
 
 @backward_op.register_fake
 def _(
-    _dout: Tensor,
+    dout: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -85,9 +87,9 @@ def _(
     given = dict(zip(_NAMES, options, strict=True))
     bias, sink = given["bias"] if bias_gradient else None, given["sink"]
     return (
-        *(x.new_empty(x.shape) for x in (q, k, v)),
-        q.new_empty(0) if bias is None else bias.new_empty(bias.shape),
-        q.new_empty(0) if sink is None else sink.new_empty(sink.shape),
+        *(x.new_empty(x.shape, dtype=output_dtype(x.dtype)) for x in (q, k, v)),
+        dout.new_empty(0) if bias is None else bias.new_empty(bias.shape),
+        dout.new_empty(0) if sink is None else sink.new_empty(sink.shape),
     )
 
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from kernels.interpreter import interpreted
+from kernels.score_path import STORAGE, ScorePath
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 CAUSAL = (None, "top_left", "bottom_right")
+_BIAS_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LOG2E = 1.4426950408889634
 # Below fp32's smallest normal number a factor may be flushed to zero, and 0 * -inf is NaN.
 _SMALLEST_FACTOR = 2.0**-126
@@ -64,8 +65,8 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4:
             raise ValueError(f"{name} has {x.ndim} dimensions; it must have 4: (batch, heads, length, dim)")
-        if x.dtype not in DTYPES:
-            raise ValueError(f"{name}.dtype is {x.dtype}; it must be one of {', '.join(map(str, DTYPES))}")
+        if x.dtype not in STORAGE:
+            raise ValueError(f"{name}.dtype is {x.dtype}; it must be one of {', '.join(map(str, STORAGE))}")
         if x.dtype != q.dtype or x.device != q.device:
             raise ValueError(f"{name} is {x.dtype} on {x.device}; it must be as q, {q.dtype} on {q.device}")
         if x.shape[0] != q.shape[0]:
@@ -88,14 +89,20 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def check_gradients(
-    dout: Tensor, q: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None
+    dout: Tensor,
+    q: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    path: ScorePath,
 ) -> None:
     """Raise ValueError unless the backward's further tensors fit the forward's."""
     for name, x in (("dout", dout), ("out", out)):
         expected = (*q.shape[:3], v.shape[3])
-        if tuple(x.shape) != expected or x.dtype != v.dtype or x.device != v.device:
+        if tuple(x.shape) != expected or x.dtype != path.output or x.device != v.device:
             got = f"{x.dtype} {tuple(x.shape)} on {x.device}"
-            raise ValueError(f"{name} is {got}; it must be {v.dtype} {expected} on {v.device}")
+            raise ValueError(f"{name} is {got}; it must be {path.output} {expected} on {v.device}")
     for name, x in (("lse", lse), ("dlse", dlse)):
         if x is not None and (tuple(x.shape) != tuple(q.shape[:3]) or x.dtype != torch.float32):
             raise ValueError(
@@ -133,8 +140,8 @@ def parse_options(
     full = (batch, heads, num_queries, num_keys)
     if mask is not None and mask.dtype != torch.bool:
         raise ValueError(f"mask.dtype is {mask.dtype}; it must be torch.bool, True where a key is seen")
-    if bias is not None and bias.dtype not in DTYPES:
-        raise ValueError(f"bias.dtype is {bias.dtype}; it must be one of {', '.join(map(str, DTYPES))}")
+    if bias is not None and bias.dtype not in _BIAS_DTYPES:
+        raise ValueError(f"bias.dtype is {bias.dtype}; it must be one of {', '.join(map(str, _BIAS_DTYPES))}")
     if alibi_slopes is not None:
         if tuple(alibi_slopes.shape) not in ((heads,), (batch, heads)):
             shape = tuple(alibi_slopes.shape)

@@ -13,15 +13,19 @@ from kernels.backward_delta import launch_delta
 from kernels.backward_dkdv import launch_dkdv
 from kernels.backward_dq import launch_dq
 from kernels.forward_kernel import launch_forward
+from kernels.operands import Gradients
 from kernels.options import check_gradients, check_tensors, parse_options
+from kernels.quantise import prepare
+from kernels.score_path import ScorePath, parse_score_path
 
 
 def run_forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """(out, lse); see `kernels.forward`."""
     check_tensors(q, k, v)
+    path = _score_path(q, options)
     parsed = parse_options(q, k, **options)
     interpreter.repair()
-    return launch_forward(q, k, v, parsed)
+    return launch_forward(prepare(q, k, v, parsed, path), parsed, path)
 
 
 def run_backward(
@@ -38,18 +42,36 @@ def run_backward(
 ) -> dict[str, Tensor]:
     """Gradients by name; see `kernels.backward`. That of the bias only if ``bias_gradient``."""
     check_tensors(q, k, v)
-    check_gradients(dout, q, v, out, lse, dlse)
+    path = _score_path(q, options)
+    check_gradients(dout, q, v, out, lse, dlse, path)
     parsed = parse_options(q, k, **options)
     interpreter.repair()
+    operands = prepare(q, k, v, parsed, path)
     delta = launch_delta(dout, out, dlse)
-    gradients = {"dq": launch_dq(dout, q, k, v, lse, delta, parsed)}
-    gradients["dk"], gradients["dv"] = launch_dkdv(dout, q, k, v, lse, delta, parsed)
+    rounded = path.operand == "tf32"
+    given = (operands.q, operands.k, operands.v) if rounded else (q, k, v)
+    tensors = Gradients(*given, dout, lse, delta)
+    gradients = {"dq": launch_dq(tensors, operands, parsed, path)}
+    gradients["dk"], gradients["dv"] = launch_dkdv(tensors, operands, parsed, path)
     bias, sink = options.get("bias"), options.get("sink")
     if bias is not None and bias_gradient:
-        gradients["dbias"] = launch_dbias(dout, q, k, v, lse, delta, bias, parsed)
+        gradients["dbias"] = launch_dbias(tensors, operands, bias, parsed, path)
     if sink is not None:
         # The sink is a key with probability exp(sink - lse), value zero and so dP = 0; one of -inf is none.
         logit = sink.detach().float()[:, None]
         probability = torch.where(logit == -torch.inf, 0.0, (logit - lse).exp())
         gradients["dsink"] = -(probability * delta).sum((0, 2)).to(sink.dtype)
     return gradients
+
+
+def _score_path(q: Tensor, options: dict[str, Any]) -> ScorePath:
+    """The path of a call; takes its options out of ``options``."""
+    return parse_score_path(
+        q.dtype,
+        options.pop("score", None),
+        options.pop("score_scales", None),
+        options.pop("score_rows", None),
+        bool(options.pop("hadamard", False)),
+        bool(options.pop("promote", True)),
+        bool(options.pop("allow_tf32", False)),
+    )

@@ -48,6 +48,12 @@ _FORWARD: dict[tuple[str, int], dict[int, Tile]] = {
         128: Tile(128, 64, 8, 2),
         256: Tile(128, 64, 8, 2),
     },
+    ("sm90", 1): {
+        32: Tile(64, 64, 2, 2),
+        64: Tile(128, 128, 8, 2),
+        128: Tile(128, 128, 8, 2),
+        256: Tile(128, 64, 8, 2),
+    },
     ("sm90", 4): {
         32: Tile(64, 32, 8, 1),
         64: Tile(64, 32, 8, 1),
@@ -62,6 +68,12 @@ _FORWARD_WITH_DATA_MASK: dict[tuple[str, int], dict[int, Tile]] = {
         32: Tile(64, 64, 2, 2),
         64: Tile(128, 64, 8, 2),
         128: Tile(128, 64, 8, 1),
+        256: Tile(64, 64, 8, 1),
+    },
+    ("sm90", 1): {
+        32: Tile(64, 64, 2, 2),
+        64: Tile(128, 128, 8, 1),
+        128: Tile(128, 128, 8, 1),
         256: Tile(64, 64, 8, 1),
     },
 }
@@ -92,6 +104,21 @@ _BACKWARD: dict[tuple[str, int, str], dict[int, Tile]] = {
         256: Tile(16, 16, 4, 1),
     },
 }
+# For score paths whose backward reads q and k twice, rounded and as they were given.
+_BACKWARD_TWO_COPIES: dict[tuple[str, int, str], dict[int, Tile]] = {
+    ("sm90", 2, "dkdv"): {
+        32: Tile(64, 64, 2, 2),
+        64: Tile(32, 64, 8, 2),
+        128: Tile(32, 64, 8, 1),
+        256: Tile(32, 32, 8, 1),
+    },
+    ("sm90", 2, "dq"): {
+        32: Tile(64, 64, 2, 2),
+        64: Tile(64, 64, 8, 2),
+        128: Tile(64, 64, 8, 1),
+        256: Tile(64, 32, 8, 1),
+    },
+}
 # The kernels of kernels/hopper, 16-bit: (kernel, head dim) -> tile of calls that see all keys, and of calls
 # with a band (causal, window).
 _HOPPER: dict[tuple[str, int], tuple[Tile, Tile]] = {
@@ -108,14 +135,15 @@ _HOPPER: dict[tuple[str, int], tuple[Tile, Tile]] = {
 HOPPER_HEAD_DIMS = tuple(sorted({dim for _, dim in _HOPPER}))
 # Other GPUs: what fits 100 KiB of shared memory.
 _SMALL_SHARED_MEMORY: dict[int, dict[int, Tile]] = {
+    1: {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 2), 256: Tile(64, 32, 4, 1)},
     2: {64: Tile(64, 64, 4, 2), 128: Tile(64, 32, 4, 2), 256: Tile(32, 32, 4, 1)},
     4: {64: Tile(32, 32, 4, 1), 128: Tile(32, 16, 4, 1), 256: Tile(16, 16, 4, 1)},
 }
 
 
-def padded(dim: int) -> int:
+def padded(dim: int, smallest: int = 16) -> int:
     """Power of two that holds ``dim``, 16 at least: what tl.arange and the matrix units accept."""
-    return max(16, 1 << (dim - 1).bit_length())
+    return max(smallest, 1 << max(dim - 1, 0).bit_length())
 
 
 @cache
@@ -136,16 +164,21 @@ def forward_tile(
     num_keys: int,
     data_mask: bool = False,
 ) -> Tile:
-    """The forward's tile for a problem; the same call answers what a kernel declares about itself."""
+    """The forward's tile for a problem; the same call answers what a kernel declares about itself.
+
+    Sizes are those of what enters the products: ``element_bytes`` is 1 for fp8, whose products take 32 keys
+    at least.
+    """
+    fp8 = element_bytes == 1
     arch = architecture(device_type)
     if arch == "interpreter":
-        return Tile(_interpreter_side(num_queries), _interpreter_side(num_keys))
+        return Tile(_interpreter_side(num_queries), max(_interpreter_side(num_keys), 32 if fp8 else 16))
     key = (arch, element_bytes)
     by_dim = _FORWARD.get(key, _SMALL_SHARED_MEMORY[element_bytes])
     if data_mask:
         by_dim = _FORWARD_WITH_DATA_MASK.get(key, by_dim)
-    if key == ("sm90", 2) and min(padded(head_dim), padded(value_dim)) <= 32:
-        return by_dim[32]  # one small dim is enough for the assembler's fault
+    if key in (("sm90", 2), ("sm90", 1)) and min(padded(head_dim), padded(value_dim)) <= 32:
+        return _entry(by_dim, 1, 1)  # one small dim is enough for the assembler's fault
     return _entry(by_dim, head_dim, value_dim)
 
 
@@ -157,13 +190,21 @@ def backward_tile(
     value_dim: int,
     num_queries: int,
     num_keys: int,
+    two_copies: bool = False,
 ) -> Tile:
-    """The tile of backward kernel ``"dq"``, ``"dkdv"`` or ``"dbias"`` (which takes dq's)."""
+    """The tile of backward kernel ``"dq"``, ``"dkdv"`` or ``"dbias"`` (which takes dq's).
+
+    ``element_bytes`` are those of what enters the gradient's products; ``two_copies``: q and k are read
+    rounded and as they were given.
+    """
     arch = architecture(device_type)
     if arch == "interpreter":
         return Tile(_interpreter_side(num_queries), _interpreter_side(num_keys))
     kernel = "dq" if kernel == "dbias" else kernel
-    by_dim = _BACKWARD.get((arch, element_bytes, kernel), _SMALL_SHARED_MEMORY[element_bytes])
+    key = (arch, element_bytes, kernel)
+    by_dim = _BACKWARD.get(key, _SMALL_SHARED_MEMORY[element_bytes])
+    if two_copies:
+        by_dim = _BACKWARD_TWO_COPIES.get(key, by_dim)
     return by_dim[
         next(limit for limit in sorted(by_dim) if max(padded(head_dim), padded(value_dim)) <= limit)
     ]

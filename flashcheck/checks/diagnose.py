@@ -27,39 +27,91 @@ MOST_GUESSES = 3
 
 def diagnose(judged: Judged) -> tuple[str, ...]:
     """Explanations that the kernel's output fits, likeliest first; empty where none does."""
+    return tuple(fault_classes(judged).values())[:MOST_GUESSES]
+
+
+def fault_classes(judged: Judged) -> dict[str, str]:
+    """Class of fault -> explanation that the kernel's output fits; likeliest first, one of each class."""
     measured = judged.measured
     if measured["O"].over:
         low = _finite_start(judged)
-        guesses = [*([low] if low else []), *_suspected(judged)]
-        return tuple(guesses[:MOST_GUESSES]) or _zero_rows(judged) or _narrower(judged)
+        found = ({"finite start": low} if low else {}) | _suspected(judged)
+        if found:
+            return found
+        if zero := _zero_rows(judged):
+            return {"zero rows": zero[0]}
+        narrow = _narrower(judged)
+        return {"narrow format": narrow[0]} if narrow else {}
     if "LSE" in measured and measured["LSE"].over:
-        return _log_sum_exp(judged)
-    return ()
+        rules = {text.partition(" (")[0]: text for text in _log_sum_exp(judged)}
+        return rules or _suspected_of_lse(judged)
+    return {}
 
 
-def _suspected(judged: Judged) -> list[str]:
+def _suspected(judged: Judged) -> dict[str, str]:
     found: dict[str, str] = {}
     for suspect in suspects(judged.problem, judged.exact):
         if suspect.kind not in found and _fits(judged, suspect):
             found[suspect.kind] = suspect.text
         if len(found) >= MOST_GUESSES:
             break
-    return list(found.values())
+    return found
+
+
+def _suspected_of_lse(judged: Judged) -> dict[str, str]:
+    """Where LSE alone is wrong, as when one key outweighs all others: suspects whose LSE it is."""
+    assert judged.result.lse is not None
+    got = judged.result.lse.double()
+    found: dict[str, str] = {}
+    for suspect in suspects(judged.problem, judged.exact):
+        if suspect.kind in found or suspect.row_factor is not None:
+            continue
+        try:
+            exact = fp64.forward(suspect.problem)
+            if not torch.allclose(exact.lse, got, rtol=1e-2, atol=1e-2, equal_nan=True):
+                continue  # far off: no need of the bound, which is most of the work
+            arithmetic = judged.kernel.arithmetic(suspect.problem)
+            bound = forward_bound(suspect.problem, exact, arithmetic, judged.rules.machine).lse.interval
+        except (ArgumentError, RuntimeError):
+            continue
+        if bool((bound.accepts(got) | judged.empty_rows).all()):
+            found[suspect.kind] = suspect.text
+    return found
+
+
+def filled_rows(judged: Judged) -> dict[str, str]:
+    """The same where rows that see no key are not zero: a suspect sees keys there, and fits everywhere."""
+    found: dict[str, str] = {}
+    got = judged.result.out.double()
+    for suspect in suspects(judged.problem, judged.exact):
+        if suspect.kind in found or suspect.row_factor is not None:
+            continue
+        try:
+            exact = fp64.forward(suspect.problem)
+            seen = exact.visible.any(-1, keepdim=True)
+            if not bool((seen.squeeze(-1) & judged.empty_rows).any()):
+                continue
+            arithmetic = judged.kernel.arithmetic(suspect.problem)
+            bound = forward_bound(suspect.problem, exact, arithmetic, judged.rules.machine).out.interval
+        except (ArgumentError, RuntimeError):
+            continue
+        if bool(torch.where(seen, bound.accepts(got), got == 0).all()):
+            found[suspect.kind] = suspect.text
+    return found
 
 
 def _fits(judged: Judged, suspect: Suspect) -> bool:
     try:
         exact = fp64.forward(suspect.problem)
+        live = exact.visible.any(-1, keepdim=True)
+        # Closeness first: it costs nothing, the bound is most of the work, and few suspects come close.
+        if not bool(live.any()) or not _explains(judged, suspect, exact.out, live):
+            return False
         arithmetic = judged.kernel.arithmetic(suspect.problem)
         bound = forward_bound(suspect.problem, exact, arithmetic, judged.rules.machine).out.interval
     except (ArgumentError, RuntimeError):
         return False
-    live = exact.visible.any(-1, keepdim=True)
-    if not bool(live.any()):
-        return False
     got = judged.result.out.double()
-    if not _explains(judged, suspect, bound.exact, live):
-        return False
     if suspect.row_factor is None:
         return bool((bound.accepts(got) | ~live).all())
     factor = suspect.row_factor.unsqueeze(-1)

@@ -9,16 +9,12 @@ import sys
 
 import typer
 
-from flashcheck.cli import (  # importing a command registers it; help shows this order
-    audit,
-    certify,
-    listing,
-    probe,
-)
+# Importing a command registers it; help shows this order.
+from flashcheck.cli import audit, certify, fuzz, listing, probe, replay
 from flashcheck.cli.app import USAGE, app
 from flashcheck.errors import ArgumentError
 
-__all__ = ["app", "audit", "certify", "listing", "main", "probe"]
+__all__ = ["app", "audit", "certify", "fuzz", "listing", "main", "probe", "replay"]
 
 
 def main() -> None:

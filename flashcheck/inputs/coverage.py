@@ -15,11 +15,9 @@ def required(capabilities: Capabilities) -> dict[str, Wishes]:
     if "causal" in capabilities.options:
         owed |= {f"causal={a}": Wishes(causal=a) for a in capabilities.causal}
     if "scale" in capabilities.options:
-        owed |= {
-            "scale=0": Wishes(scale=0.0, family="normal"),
-            "scale<0": Wishes(scale=-0.125),
-            "scale>0": Wishes(scale=0.25),
-        }
+        owed["scale>0"] = Wishes(scale=0.25)
+        if capabilities.nonpositive_scale:
+            owed |= {"scale=0": Wishes(scale=0.0, family="normal"), "scale<0": Wishes(scale=-0.125)}
     for option in capabilities.options:
         if option not in ("causal", "scale"):
             owed[f"option {option}"] = Wishes(option=option)

@@ -17,7 +17,10 @@ from kernels.backward_delta import launch_delta
 from kernels.backward_dkdv import launch_dkdv
 from kernels.backward_dq import launch_dq
 from kernels.forward_kernel import launch_forward
+from kernels.operands import Gradients
 from kernels.options import parse_options
+from kernels.quantise import prepare
+from kernels.score_path import output_dtype, parse_score_path
 
 
 class NoDriver:
@@ -33,18 +36,24 @@ class NoDriver:
         return 0
 
 
-def compile_all(dtype, head_dim, value_dim, heads, kv_heads, nq, nk, **options):
+def compile_all(dtype, head_dim, value_dim, heads, kv_heads, nq, nk, path=None, **options):
     q = torch.empty(1, heads, nq, head_dim, dtype=dtype)
     k = torch.empty(1, kv_heads, nk, head_dim, dtype=dtype)
     v = torch.empty(1, kv_heads, nk, value_dim, dtype=dtype)
-    out, row = torch.empty(1, heads, nq, value_dim, dtype=dtype), torch.empty(1, heads, nq)
+    out = torch.empty(1, heads, nq, value_dim, dtype=output_dtype(dtype))
+    row = torch.empty(1, heads, nq)
+    defaults = {"score": None, "score_scales": None, "score_rows": None, "hadamard": False, "promote": True}
+    path = parse_score_path(dtype, **{**defaults, "allow_tf32": False, **(path or {})})
     parsed = parse_options(q, k, **options)
-    launch_forward(q, k, v, parsed)
+    operands = prepare(q, k, v, parsed, path)
+    given = (operands.q, operands.k, operands.v) if path.operand == "tf32" else (q, k, v)
+    tensors = Gradients(*given, out, row, row)
+    launch_forward(operands, parsed, path)
     launch_delta(out, out, row)
-    launch_dq(out, q, k, v, row, row, parsed)
-    launch_dkdv(out, q, k, v, row, row, parsed)
+    launch_dq(tensors, operands, parsed, path)
+    launch_dkdv(tensors, operands, parsed, path)
     if parsed.bias is not None:
-        launch_dbias(out, q, k, v, row, row, options["bias"], parsed)
+        launch_dbias(tensors, operands, options["bias"], parsed, path)
 
 
 def main():
@@ -53,8 +62,9 @@ def main():
     # Small tiles: what is tested is that the source compiles, not how well.
     small = tuning.Tile(16, 16, 1, 1)
     tuning._BACKWARD = {key: {256: small} for key in tuning._BACKWARD}
+    tuning._BACKWARD_TWO_COPIES = {}
     tuning._FORWARD_WITH_DATA_MASK = {}
-    tuning._FORWARD = {key: {256: small} for key in tuning._FORWARD}
+    tuning._FORWARD = {key: {256: tuning.Tile(16, 32, 1, 1)} for key in tuning._FORWARD}
     run, names = JITFunction.run, []
 
     def warm_up(self, *args, **kwargs):
@@ -75,9 +85,13 @@ def main():
         "cu_seqlens_q": ends,
         "cu_seqlens_k": ends,
     }
+    bias = torch.zeros(1, 1, 1, 40)
     compile_all(torch.bfloat16, 16, 16, 4, 4, 40, 40)
     compile_all(torch.float32, 5, 20, 4, 2, 1, 1, window=(9, 9), scale=-1.0, key_lengths=torch.tensor([1]))
-    compile_all(torch.bfloat16, 16, 16, 4, 2, 40, 40, bias=torch.zeros(1, 1, 1, 40), **everything)
+    compile_all(torch.float32, 16, 16, 2, 2, 40, 40, {"score": "tf32"})
+    compile_all(torch.float8_e5m2, 40, 20, 4, 2, 40, 40, causal="top_left")
+    by_rows = {"score": "e4m3", "score_scales": "rows", "hadamard": True}
+    compile_all(torch.bfloat16, 16, 16, 4, 2, 40, 40, by_rows, bias=bias, **everything)
     sys.stdout.write(" ".join(sorted(set(names))))
 
 

@@ -19,9 +19,11 @@ def test_every_kernel_compiles_for_hopper(tmp_path):
     run = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout.split() == [
+        "_convert_kernel",
         "_dbias_kernel",
         "_delta_kernel",
         "_dkdv_kernel",
         "_dq_kernel",
         "_forward_kernel",
+        "_maximum_kernel",
     ]

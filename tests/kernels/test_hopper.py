@@ -14,7 +14,9 @@ from kernels.hopper.backward_dkdv import launch_hopper_dkdv
 from kernels.hopper.backward_dq import launch_hopper_dq
 from kernels.hopper.forward import launch_hopper_forward
 from kernels.interpreter import interpreted
+from kernels.operands import Gradients, Operands
 from kernels.options import parse_options
+from kernels.score_path import plain_path
 from kernels.tuning import Tile
 from tests.kernels.attention import assert_close, assert_gradients_close, gradients, inputs, make
 
@@ -79,22 +81,21 @@ def test_lengths_and_masks(lengths, options, device):
     + [(128, DTYPES[1], MASKS[0]), (256, DTYPES[0], MASKS[2])],
     ids=str,
 )
-def test_bits_of_the_portable_kernels(d, dtype, options, device, monkeypatch):
+def test_bits_of_the_portable_kernels(d, dtype, options, device):
     """Same tiles, same arithmetic; grouped heads, a batch, and tails on both sides."""
     tile = Tile(32, 32, 2 if d < 256 else 4, 1)
-    for module in ("forward_kernel", "backward_dkdv", "backward_dq"):
-        name = "forward_tile" if module == "forward_kernel" else "backward_tile"
-        monkeypatch.setattr(f"kernels.{module}.{name}", lambda *_, **__: tile)
     q, k, v = inputs(device, dtype, batch=2, heads=2, kv_heads=1, nq=45, nk=50, d=d)
     parsed = parse_options(q, k, **options)
-    out, lse = launch_forward(q, k, v, parsed)
+    operands, path = Operands(q, k, v), plain_path(dtype)
+    out, lse = launch_forward(operands, parsed, path, tile)
     got = launch_hopper_forward(q, k, v, parsed, tile)
     assert torch.equal(got[0], out)
     assert torch.equal(got[1], lse)
     dout = make(out.shape, dtype, 100, device)
-    tensors = (dout, q, k, v, lse, rows(out, dout), parsed)
-    assert torch.equal(launch_hopper_dq(*tensors, tile), launch_dq(*tensors))
-    for one, other in zip(launch_hopper_dkdv(*tensors, tile), launch_dkdv(*tensors), strict=True):
+    tensors = (dout, q, k, v, lse, rows(out, dout), parsed, tile)
+    portable = (Gradients(q, k, v, dout, lse, rows(out, dout)), operands, parsed, path, tile)
+    assert torch.equal(launch_hopper_dq(*tensors), launch_dq(*portable))
+    for one, other in zip(launch_hopper_dkdv(*tensors), launch_dkdv(*portable), strict=True):
         assert torch.equal(one, other)
 
 

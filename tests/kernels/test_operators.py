@@ -55,9 +55,10 @@ def test_opcheck(differentiable, device):
     q, k, v, bias, sink = (x.requires_grad_(differentiable) for x in everything(device))
     mask = torch.ones(1, 1, 20, 30, dtype=torch.bool, device=device)
     options = (None, "top_left", 5, None, mask, bias, None, 3.0, sink, None, None, None)
-    torch.library.opcheck(torch.ops.flash_kernels.forward.default, (q, k, v, *options))
+    forward, plain = torch.ops.flash_kernels.forward.default, (None, None, None, False, True, False)
+    torch.library.opcheck(forward, (q, k, v, *options, *plain))
     nothing = (None,) * len(options)
-    torch.library.opcheck(torch.ops.flash_kernels.forward.default, (q, k, v, *nothing))
+    torch.library.opcheck(forward, (q, k, v, *nothing, "e4m3", "rows", 16, True, True, False))
 
 
 def test_compiled_without_graph_breaks(device):

@@ -1,0 +1,113 @@
+"""Runs a fuzz campaign: opens its directory, shows it, sums it up."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from flashcheck.commands.durations import seconds
+from flashcheck.commands.fuzz_view import FuzzView, print_summary
+from flashcheck.devices import interpret_without_gpu
+from flashcheck.fuzz.campaign import Budget, Campaign, State
+from flashcheck.fuzz.store import Store
+
+FOLDER = Path(".flashcheck") / "fuzz"
+MOST_WORKERS = 8
+"""Of the default: a process holds torch, some 300 MB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FuzzRequest:
+    """The options of ``fuzz`` as the user gave them."""
+
+    kernel: str
+    max_time: str | None = None
+    max_cases: int | None = None
+    seed: int | None = None
+    db: Path | None = None
+    resume: bool = False
+    workers: int | None = None
+    dtypes: tuple[str, ...] = ()
+    device: str | None = None
+    timeout: float = 60.0
+    quiet: bool = False
+
+
+def run_fuzz(request: FuzzRequest, stdout: Console, stderr: Console) -> int:
+    """0 nothing found, 1 something found, 3 no case was judged, 4 the judge failed, 130 interrupted."""
+    interpret_without_gpu()
+    device = _device(request)
+    budget = Budget(
+        seconds=math.inf if request.max_time is None else seconds(request.max_time), cases=request.max_cases
+    )
+    store = Store(request.db or FOLDER / file_name(request.kernel))
+    seed = secrets.randbits(32) if request.seed is None else request.seed
+    seed = store.open(request.kernel, seed, request.resume)
+    _ignore(store.folder)
+    campaign = Campaign(
+        request.kernel,
+        device,
+        store,
+        seed,
+        budget,
+        workers=request.workers or _default_workers(device),
+        dtypes=request.dtypes,
+        limit=request.timeout,
+    )
+    stderr.print(
+        f"{request.kernel}: seed {seed}, {campaign.state.workers} workers, campaign {store.folder}",
+        highlight=False,
+    )
+    with FuzzView(stderr, request.quiet) as view:
+        state = campaign.run(view)
+    print_summary(stdout, state, str(store.folder))
+    return exit_code(state)
+
+
+def exit_code(state: State) -> int:
+    if state.interrupted:
+        return 130
+    if state.totals.faults:
+        return 4
+    if state.findings:
+        return 1
+    return 0 if state.totals.total else 3
+
+
+def _device(request: FuzzRequest) -> str:
+    """Chosen without loading the kernel here: its import may crash. A worker says when it is not declared."""
+    import torch
+
+    present = torch.cuda.is_available()
+    if request.device is not None:
+        if request.device.startswith("cuda") and not present:
+            from flashcheck.errors import ArgumentError
+
+            raise ArgumentError("--device", request.device, "a device that is present: cpu")
+        return request.device
+    return "cuda" if present else "cpu"
+
+
+def _default_workers(device: str) -> int:
+    if device == "cuda":
+        import torch
+
+        return max(1, torch.cuda.device_count())
+    return 1 if device.startswith("cuda:") else min(MOST_WORKERS, os.cpu_count() or 1)
+
+
+def file_name(kernel: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", kernel).strip("-")
+
+
+def _ignore(folder: Path) -> None:
+    """Keeps campaigns out of the user's version control."""
+    ignore = folder / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n", encoding="utf-8")

@@ -1,0 +1,228 @@
+"""Runs a campaign: starts workers, hands out shards, restarts what dies, ends on budget or Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from flashcheck.errors import ArgumentError
+from flashcheck.fuzz.hunter import SHRINK_SECONDS, Shard
+from flashcheck.fuzz.runner import DEFAULT_LIMIT, Subject
+from flashcheck.fuzz.schedule import Scheduler
+from flashcheck.fuzz.store import Finding, Store
+from flashcheck.fuzz.totals import Totals, totals_of
+from flashcheck.fuzz.worker import WorkerTask, start
+
+SHARD_CASES = 200
+SHARD_SECONDS = 60.0
+"""A shard ends after either: bugs that another worker has found meanwhile are known from the next one on."""
+
+_REFRESH = 0.25
+_PATIENCE = 2 * SHRINK_SECONDS + 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """When a campaign ends: after so many seconds, or cases of this run. inf and None: on Ctrl-C."""
+
+    seconds: float = math.inf
+    cases: int | None = None
+
+
+@dataclass(slots=True)
+class State:
+    """What a view shows; ``totals`` and ``findings`` include earlier runs of the campaign."""
+
+    kernel: str
+    seed: int
+    workers: int
+    totals: Totals
+    findings: list[Finding]
+    started: float = field(default_factory=time.monotonic)
+    cases: int = 0
+    owed: dict[str, set[str]] = field(default_factory=dict)
+    restarts: int = 0
+    stopped: str = ""
+    interrupted: bool = False
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: Any
+    pipe: Connection
+    subject: Subject | None = None
+    shard: Shard | None = None
+    stopping: bool = False
+
+
+class Campaign:
+    """One run of a campaign.
+
+    Args:
+        kernel: its name as typed; workers load it by that name.
+        device: where it runs; ``cuda`` gives each worker a GPU of its own, in turn.
+        store: the campaign's directory, opened.
+        dtypes: narrows the declared ones.
+        limit: seconds for one case.
+    """
+
+    def __init__(
+        self,
+        kernel: str,
+        device: str,
+        store: Store,
+        seed: int,
+        budget: Budget,
+        *,
+        workers: int = 1,
+        dtypes: tuple[str, ...] = (),
+        limit: float = DEFAULT_LIMIT,
+    ) -> None:
+        self.kernel, self.device, self.store, self.budget = kernel, device, store, budget
+        self.dtypes, self.limit = dtypes, limit
+        self.state = State(kernel, seed, workers, totals_of(store.case_lines()), store.findings())
+        self._workers: list[_Worker] = []
+        self._scheduler: Scheduler | None = None
+        self._started = time.time()
+        methods = multiprocessing.get_all_start_methods()
+        self._context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+        if "forkserver" in methods:
+            self._context.set_forkserver_preload(["flashcheck.fuzz.worker"])
+
+    def run(self, on_progress: Callable[[State], None] = lambda _: None) -> State:
+        """Hunts until the budget ends or the user interrupts; raises ArgumentError where no kernel loads."""
+        try:
+            for number in range(self.state.workers):
+                self._workers.append(self._start(number))
+            while not self._over():
+                self._turn(on_progress)
+        except KeyboardInterrupt:
+            self.state.interrupted, self.state.stopped = True, "Ctrl-C"
+        finally:
+            with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C does not wait for shrinking
+                self._finish(on_progress)
+            self._close()
+        return self.state
+
+    def _start(self, number: int) -> _Worker:
+        device = self.device
+        if device == "cuda" and self.state.workers > 1:
+            device = f"cuda:{number % max(1, _gpus())}"
+        name = f"{number}-{self.state.restarts}"
+        task = WorkerTask(self.kernel, device, self.store, name, self.limit, self._started)
+        return _Worker(*start(self._context, task))
+
+    def _over(self) -> bool:
+        if self._scheduler is None:
+            return False
+        if self.state.seconds >= self.budget.seconds:
+            self.state.stopped = "time is up"
+        elif self.budget.cases is not None and self.state.cases >= self.budget.cases:
+            self.state.stopped = "all cases were judged"
+        return bool(self.state.stopped)
+
+    def _turn(self, on_progress: Callable[[State], None]) -> None:
+        pipes = [w.pipe for w in self._workers]
+        for pipe in wait(pipes, timeout=_REFRESH):
+            worker = next(w for w in self._workers if w.pipe is pipe)
+            self._receive(worker)
+        on_progress(self.state)
+
+    def _receive(self, worker: _Worker) -> None:
+        try:
+            what, content = worker.pipe.recv()
+        except (EOFError, ConnectionError):
+            if worker.stopping:
+                self._workers.remove(worker)
+                return
+            self.state.restarts += 1  # a worker holds no kernel: somebody ended it
+            self._workers[self._workers.index(worker)] = self._start(self._workers.index(worker))
+            return
+        if what == "refused":
+            raise ArgumentError("KERNEL", self.kernel, f"a kernel that can be loaded ({content})")
+        if what == "subject":
+            worker.subject = content
+            self._plan(content)
+        elif what == "case":
+            self.state.cases += 1
+            self.state.totals.add(content)
+            if self._scheduler is not None:
+                self._scheduler.saw(content)
+        elif what == "found":
+            self.state.findings = self.store.findings()
+        if what in ("subject", "done") and not worker.stopping:
+            self._give(worker)
+
+    def _plan(self, subject: Subject) -> None:
+        if self._scheduler is not None:
+            return
+        self.state.started = time.monotonic()  # the budget is for hunting, not for importing torch
+        for dtype in self.dtypes:
+            if dtype not in subject.capabilities.dtypes:
+                raise ArgumentError("--dtype", dtype, f"one of {', '.join(subject.capabilities.dtypes)}")
+        self._scheduler = Scheduler(self.dtypes or subject.capabilities.dtypes)
+        from flashcheck.inputs.coverage import required
+
+        owed = set(required(subject.capabilities))
+        self.state.owed = {dtype: owed for dtype in self._scheduler.dtypes}
+
+    def _give(self, worker: _Worker) -> None:
+        assert self._scheduler is not None
+        left = math.inf if self.budget.cases is None else self.budget.cases - self.state.cases
+        if left <= 0 or self.state.seconds >= self.budget.seconds:
+            return
+        number = self.store.claim_shard()
+        share = SHARD_CASES if left is math.inf else max(1, math.ceil(left / self.state.workers))
+        worker.shard = Shard(
+            number=number,
+            seed=_seed(self.state.seed, number),
+            dtype=self._scheduler.choose(number),
+            cases=min(SHARD_CASES, share),
+            seconds=min(SHARD_SECONDS, self.budget.seconds - self.state.seconds),
+            known=self.store.known(),
+            examples=str(self.store.examples),
+        )
+        worker.pipe.send(worker.shard)
+
+    def _finish(self, on_progress: Callable[[State], None]) -> None:
+        """Lets workers end their case, and shrink what they have just found."""
+        for worker in self._workers:
+            worker.stopping = True
+            with contextlib.suppress(OSError):
+                worker.pipe.send(None)
+        until = time.monotonic() + (_PATIENCE if not self.state.interrupted else SHRINK_SECONDS)
+        while self._workers and time.monotonic() < until:
+            self._turn(on_progress)
+
+    def _close(self) -> None:
+        for worker in self._workers:
+            worker.pipe.close()
+            worker.process.join(1.0)
+            if worker.process.is_alive():
+                worker.process.kill()
+        self.state.findings = self.store.findings()
+
+
+def _seed(seed: int, shard: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}/{shard}".encode()).digest()[:8], "big")
+
+
+def _gpus() -> int:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([x for x in visible.split(",") if x.strip()])
+    import torch
+
+    return torch.cuda.device_count()

@@ -1,0 +1,194 @@
+"""A case in, a report out: builds the problem, runs the kernel, makes the checks, times each part."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashcheck.checks import CHECKS, Judged, JudgeError, Record
+from flashcheck.checks.diagnose import MOST_GUESSES, fault_classes, filled_rows
+from flashcheck.checks.rms import RmsTally
+from flashcheck.fuzz.case import FuzzCase
+from flashcheck.fuzz.groups import Failure, Group, group_of
+from flashcheck.inputs.coverage import covered
+from flashcheck.inputs.values import FAMILIES
+from flashcheck.kernel import Kernel
+from flashcheck.problem import Problem
+
+GROUP_CHECKS = ("forward.rms", "backward.rms")
+"""Verdicts over many problems: one problem alone, found by a search, proves nothing about a mean."""
+
+
+def forward_checks() -> tuple[str, ...]:
+    """Checks of the forward that cost no further kernel run: made on every case."""
+    return tuple(
+        n
+        for n, c in CHECKS.items()
+        if not c.reruns and not n.startswith("backward") and n not in GROUP_CHECKS
+    )
+
+
+def extra_checks(kernel_has_backward: bool) -> tuple[tuple[str, ...], ...]:
+    """What a case may be judged on besides: one check that reruns the kernel, or the backward's."""
+    reruns = [(n,) for n, c in CHECKS.items() if c.reruns]
+    backward = tuple(n for n in CHECKS if n.startswith("backward") and n not in GROUP_CHECKS)
+    return ((), *([backward] if kernel_has_backward else []), *reruns)
+
+
+@dataclass(frozen=True, slots=True)
+class CaseReport:
+    """What became of one case; plain data.
+
+    Attributes:
+        failure: the first failure that belongs to no known group, or None.
+        masked: ids of the known groups that it failed in.
+        margins: tensor -> worst margin; rms: tensor -> measured / predicted, on ordinary values.
+        covered: labels of the declaration that it covers.
+        seconds: build, first (first kernel call), kernel (all further calls), judge.
+        judge_fault: the judge's own failure, or "".
+    """
+
+    failure: Failure | None = None
+    masked: tuple[str, ...] = ()
+    margins: dict[str, float] = field(default_factory=dict)
+    rms: dict[str, float] = field(default_factory=dict)
+    covered: tuple[str, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
+    judge_fault: str = ""
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Time inside the kernel, first call apart."""
+
+    first: float = 0.0
+    further: float = 0.0
+    calls: int = 0
+
+    def around(self, function: Any) -> Any:
+        def timed(*arguments: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return function(*arguments)
+            finally:
+                spent = time.perf_counter() - started
+                self.calls += 1
+                if self.calls == 1:
+                    self.first = spent
+                else:
+                    self.further += spent
+
+        return timed
+
+
+def judge_case(
+    kernel: Kernel, case: FuzzCase, device: str = "cpu", known: Sequence[Group] = ()
+) -> CaseReport:
+    """Judges one case; never raises for a fault of the kernel or of the judge."""
+    started = time.perf_counter()
+    problem = case.build()
+    built = time.perf_counter() - started
+    clock = _Clock()
+    backward = None if kernel.backward is None else clock.around(kernel.backward)
+    timed = replace(kernel, forward=clock.around(kernel.forward), backward=backward)
+    judged = Judged(timed, problem, device)
+    try:
+        report = _judge(judged, case, known)
+    except JudgeError as error:
+        report = CaseReport(judge_fault=str(error))
+    except Exception as error:  # the kernel's own exceptions are KernelErrors: this one is the judge's
+        report = CaseReport(judge_fault=f"{type(error).__name__} on {problem.describe()}: {error}")
+    whole = time.perf_counter() - started
+    seconds = {"build": built, "first": clock.first, "kernel": clock.further}
+    seconds["judge"] = max(0.0, whole - sum(seconds.values()))
+    return replace(report, seconds={name: round(s, 6) for name, s in seconds.items()})
+
+
+def _judge(judged: Judged, case: FuzzCase, known: Sequence[Group]) -> CaseReport:
+    failure: Failure | None = None
+    masked: list[str] = []
+    names = case.checks if judged.answers() else ("forward.bound",)
+    forward_is_wrong = False
+    for name in names:
+        backward = name.startswith("backward")
+        if forward_is_wrong and not backward:
+            continue  # a consequence; the backward is judged on the oracle's O and LSE
+        record = CHECKS[name].on(judged)
+        if not record.failed:
+            continue
+        # A wrong LSE alone leaves O to be judged.
+        lse_only = record.where is not None and record.where.tensor == "LSE"
+        forward_is_wrong |= not backward and not lse_only
+        found = _failure(judged, record)
+        group = group_of(found, known)
+        if group not in known:
+            failure = found
+            break
+        masked.append(group.id)
+    if not judged.answers():
+        return CaseReport(failure, tuple(masked))
+    margins, rms = _numbers(judged, case)
+    labels = tuple(sorted(covered(case.spec, judged.problem))) if case.tensors is None else ()
+    return CaseReport(failure, tuple(masked), margins, rms, labels)
+
+
+def _failure(judged: Judged, record: Record) -> Failure:
+    where = record.where
+    faults = fault_classes(judged) if where is not None and record.check == "forward.bound" else {}
+    if record.check == "special.empty_rows":
+        faults = filled_rows(judged)
+    return Failure(
+        check=record.check,
+        tensor=where.tensor if where is not None else "",
+        message=record.message,
+        evidence=record.evidence,
+        where=where.describe() if where is not None else "",
+        guesses=tuple(faults.values())[:MOST_GUESSES],
+        faults=tuple(faults),
+        margin=record.margin,
+        digest=digest_of(judged) if judged.answers() else "",
+    )
+
+
+def _numbers(judged: Judged, case: FuzzCase) -> tuple[dict[str, float], dict[str, float]]:
+    measured = dict(judged.measured)
+    if (
+        any(n.startswith("backward") for n in case.checks)
+        and judged.backward_defined
+        and judged.differentiates()
+    ):
+        measured |= judged.measured_gradients
+    margins = {t: m.worst.margin for t, m in measured.items() if m.worst is not None}
+    rms = {}
+    if "ordinary" in FAMILIES[case.spec.family].properties:
+        for tensor, m in measured.items():
+            tally = RmsTally()
+            tally.add(m)
+            if m.gates and tally.ratio is not None:
+                rms[tensor] = tally.ratio
+    return margins, rms
+
+
+def digest_of(judged: Judged) -> str:
+    """Of the bits of O, LSE and whatever gradients were computed."""
+    tensors: list[Tensor | None] = [judged.result.out, judged.result.lse]
+    if "gradients" in judged.__dict__:  # computed already
+        tensors += [judged.gradients[name] for name in sorted(judged.gradients)]
+    digest = hashlib.sha256()
+    for x in tensors:
+        if x is not None:
+            digest.update(bytes(x.contiguous().flatten().view(torch.uint8).tolist()))
+    return digest.hexdigest()[:16]
+
+
+def with_gradient(case: FuzzCase, problem: Problem, kernel: Kernel) -> Problem:
+    """The problem with the output gradient that a backward check draws, so that it can be reduced."""
+    if problem.dout is not None or not any(n.startswith("backward") for n in case.checks):
+        return problem
+    return Judged(kernel, problem).gradient_problem

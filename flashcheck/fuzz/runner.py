@@ -1,0 +1,227 @@
+"""The process in which kernels run. It may crash or hang: it is replaced, and says how it died.
+
+A runner is forked from a process that has imported torch but no kernel and touched no GPU, so that a new
+one costs milliseconds plus the import of the kernel. It ends by itself when its parent goes away.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from flashcheck.errors import ArgumentError
+from flashcheck.fuzz.case import FuzzCase, problem_from_json, problem_to_json
+from flashcheck.fuzz.groups import Failure, Group
+from flashcheck.fuzz.judge import CaseReport, judge_case, with_gradient
+from flashcheck.inputs.spec import ProblemSpec
+from flashcheck.kernel import Capabilities
+from flashcheck.problem import Problem
+
+DEFAULT_LIMIT = 60.0
+"""Seconds for one case; a first call on a GPU may have to compile."""
+
+_GRACE = 5.0
+_LOAD_LIMIT = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a runner says of the kernel once it has loaded it."""
+
+    name: str
+    capabilities: Capabilities
+    has_backward: bool
+    has_signature: bool
+    versions: str
+
+
+class KernelLoadError(Exception):
+    """The kernel could not be loaded; the message is the loader's."""
+
+
+class Runner:
+    """A kernel in a process of its own; started when first needed.
+
+    Args:
+        name: the kernel's, as typed.
+        device: where it runs.
+        limit: seconds for one case; past them the process is ended, and that is a finding.
+        log: receives what the kernel prints, and the traceback of a crash.
+    """
+
+    def __init__(self, name: str, device: str, limit: float, log: Path) -> None:
+        self.name = name
+        self.device = device
+        self.limit = limit
+        self.log = log
+        self.restarts = -1
+        self._process: Any = None
+        self._pipe: Any = None
+        self._subject: Subject | None = None
+
+    @property
+    def subject(self) -> Subject:
+        """Loads the kernel where that has not happened; raises KernelLoadError."""
+        if self._subject is None:
+            self._start()
+        assert self._subject is not None
+        return self._subject
+
+    def judge(self, case: FuzzCase, known: Sequence[Group] = ()) -> CaseReport:
+        """The case's report; a crash, or a hang past the limit, is a failure in it."""
+        report: CaseReport = self._ask(("judge", case, tuple(known)), self.limit)
+        return report
+
+    def gradient(self, case: FuzzCase) -> Problem:
+        """The case's problem with the output gradient that its backward checks draw."""
+        answer = self._ask(("gradient", case), self.limit)
+        return problem_from_json(json.loads(answer)) if isinstance(answer, str) else case.build()
+
+    def signature(self, spec: ProblemSpec) -> str:
+        """What the kernel is compiled for, for this problem."""
+        answer: str = self._ask(("signature", spec), self.limit)
+        return answer
+
+    def close(self) -> None:
+        if self._process is None:
+            return
+        self._pipe.close()  # the child's read ends, and so does it
+        self._process.join(_GRACE)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._process = None
+
+    def _ask(self, request: tuple[Any, ...], limit: float) -> Any:
+        if self._process is None:
+            self._start()
+        try:
+            self._pipe.send((limit, request))
+            if self._pipe.poll(limit + _GRACE):
+                return self._pipe.recv()
+            self._process.kill()
+            died = f"hang: no answer within {limit:g} s"
+        except (EOFError, ConnectionError, OSError):
+            died = ""
+        self._process.join(_GRACE)
+        code = self._process.exitcode
+        died = died or _death(code, limit)
+        self._process = None
+        return CaseReport(Failure("crash", "", died, _last_lines(self.log)))
+
+    def _start(self) -> None:
+        self.restarts += 1
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
+        ours, theirs = context.Pipe()
+        arguments = (theirs, ours, self.name, self.device, str(self.log))
+        self._process = context.Process(target=_serve, args=arguments)  # type: ignore[attr-defined]
+        self._process.start()
+        theirs.close()
+        self._pipe = ours
+        try:
+            answer = ours.recv() if ours.poll(_LOAD_LIMIT) else f"not loaded within {_LOAD_LIMIT:g} s"
+        except EOFError:
+            self._process.join()
+            answer = "; ".join(
+                (f"loading it ended the process: {_death(self._process.exitcode, 0)}", *_last_lines(self.log))
+            )
+        if not isinstance(answer, Subject):
+            self.close()
+            raise KernelLoadError(answer)
+        self._subject = answer
+
+
+def _death(code: int | None, limit: float) -> str:
+    if code == -signal.SIGALRM:
+        return f"hang: no answer within {limit:g} s"
+    if code is not None and code < 0:
+        return f"crash: the process was ended by {signal.Signals(-code).name}"
+    return f"crash: the process exited with code {code}"
+
+
+def _last_lines(log: Path) -> tuple[str, ...]:
+    """The innermost frames of a fatal error's traceback, else the last lines that were printed."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return ()
+    for place, line in enumerate(lines):
+        if line.startswith("Current thread"):
+            return tuple(line.strip() for line in lines[place + 1 : place + 5])
+    return tuple(line for line in lines if line.strip())[-4:]
+
+
+def _serve(pipe: Connection, other_end: Connection, name: str, device: str, log: str) -> None:
+    other_end.close()  # else this process would never see its parent go
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    import faulthandler
+
+    faulthandler.enable(file=sys.stderr)
+    import torch
+
+    from flashcheck.loading import load
+
+    torch.set_num_threads(1)
+    try:
+        kernel = load(name)
+    except ArgumentError as error:
+        pipe.send(str(error))
+        return
+    except Exception as error:
+        pipe.send(f"{type(error).__name__}: {error}")
+        return
+    signature_of = getattr(kernel, "signature", None)
+    versions = f"torch {torch.__version__}"
+    pipe.send(
+        Subject(
+            kernel.name, kernel.capabilities, kernel.backward is not None, signature_of is not None, versions
+        )
+    )
+    answers: dict[str, Callable[..., Any]] = {
+        "judge": lambda case, known: _survivable(judge_case(kernel, case, device, known)),
+        "gradient": lambda case: json.dumps(problem_to_json(with_gradient(case, case.build(), kernel))),
+        "signature": lambda spec: str(signature_of(spec.outline())) if signature_of else "",
+    }
+    while True:
+        try:
+            limit, (what, *arguments) = pipe.recv()
+        except (EOFError, OSError):
+            os._exit(0)
+        # Not a thread: a kernel that hangs may hold the interpreter's lock. SIGALRM ends the process.
+        signal.setitimer(signal.ITIMER_REAL, limit)
+        answer = answers[what](*arguments)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        pipe.send(answer)
+
+
+def _survivable(report: CaseReport) -> CaseReport:
+    """A CUDA error poisons the process: it is told as a crash, and this process ends."""
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201
+            time.sleep(0.05)
+            os._exit(CUDA_ERROR)
+    return report
+
+
+CUDA_ERROR = 86
+"""Exit code of a runner whose GPU context is broken."""

@@ -1,0 +1,178 @@
+"""A campaign's directory: everything that a run learns, safe against kill -9 and shared by several runs.
+
+campaign.json         the kernel and the seed
+shards/000012         claimed: every shard number is taken once, whichever run takes it
+cases/RUN-WORKER.jsonl  a line per judged case; one writer a file, append-only
+findings/ID.json      one per group; ID.py and test_ID.py are its repros
+examples/             Hypothesis' database
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from flashcheck.errors import ArgumentError
+from flashcheck.fuzz.case import FORMAT_VERSION, FuzzCase
+from flashcheck.fuzz.files import locked, read_lines, write_json
+from flashcheck.fuzz.groups import Failure, Group
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One bug, as stored.
+
+    Attributes:
+        kernel, device: what failed where.
+        group: which failures it stands for; failure: the one of ``case``.
+        case: the smallest case; first: the one that was found first.
+        cases: failures seen; after_cases, after_seconds: when the first came.
+        reproduces: repetitions that failed again with the same bits, of how many.
+        script: how the stand-alone repro fares: "fails as it should", or why it cannot stand alone.
+    """
+
+    kernel: str
+    device: str
+    group: Group
+    failure: Failure
+    case: FuzzCase
+    first: FuzzCase
+    cases: int = 1
+    after_cases: int = 0
+    after_seconds: float = 0.0
+    reproduces: tuple[int, int] = (0, 0)
+    script: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.group.id
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(replace(self, case=None, first=None))  # type: ignore[arg-type]
+        data |= {"case": self.case.to_json(), "first": self.first.to_json()}
+        return {"format_version": FORMAT_VERSION, "id": self.id} | data
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Finding:
+        """The inverse of ``to_json``; raises ArgumentError for a version that this code does not read."""
+        if data.get("format_version") != FORMAT_VERSION:
+            raise ArgumentError("finding format_version", data.get("format_version"), str(FORMAT_VERSION))
+        failure: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in data["failure"].items()
+        }
+        return Finding(
+            kernel=data["kernel"],
+            device=data["device"],
+            group=Group(data["group"]["check"], tuple(data["group"]["classes"])),
+            failure=Failure(**failure),
+            case=FuzzCase.from_json(data["case"]),
+            first=FuzzCase.from_json(data["first"]),
+            cases=data["cases"],
+            after_cases=data["after_cases"],
+            after_seconds=data["after_seconds"],
+            reproduces=tuple(data["reproduces"]),
+            script=data["script"],
+        )
+
+
+def read_finding(path: Path) -> Finding:
+    """Raises ArgumentError where the file is not a finding."""
+    try:
+        return Finding.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ArgumentError("finding", str(path), f"a finding that fuzz wrote ({error})") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Reads and writes one campaign directory."""
+
+    folder: Path
+    run: str = field(default_factory=lambda: f"{time.time_ns():x}-{os.getpid()}")
+
+    @property
+    def examples(self) -> Path:
+        return self.folder / "examples"
+
+    def open(self, kernel: str, seed: int, resume: bool, against: str = "") -> int:
+        """Creates the campaign or, with ``resume``, goes on with it; the campaign's seed.
+
+        Raises ArgumentError where there is one and ``resume`` is False, or it is another kernel's.
+        """
+        path = self.folder / "campaign.json"
+        with locked(self.folder / ".lock"):
+            if not path.exists():
+                own = {"kernel": kernel, "against": against, "seed": seed, "created": time.time()}
+                write_json(path, {"format_version": FORMAT_VERSION} | own)
+                return seed
+            if not resume:
+                raise ArgumentError(
+                    "--db", str(self.folder), "a folder without a campaign; --resume goes on with this one"
+                )
+            data = json.loads(path.read_text(encoding="utf-8"))
+        for option, asked in (("kernel", kernel), ("against", against)):
+            if data[option] != asked:
+                raise ArgumentError(
+                    "--db", str(self.folder), f"the campaign of {data[option] or 'one kernel'}"
+                )
+        return int(data["seed"])
+
+    def claim_shard(self) -> int:
+        """The next shard number, taken by no other process."""
+        folder = self.folder / "shards"
+        folder.mkdir(parents=True, exist_ok=True)
+        number = max((int(p.name) for p in folder.iterdir()), default=-1) + 1
+        while True:
+            try:
+                os.close(os.open(folder / f"{number:06d}", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+                return number
+            except FileExistsError:
+                number += 1
+
+    def case_log(self, writer: str) -> Path:
+        return self.folder / "cases" / f"{self.run}-{writer}.jsonl"
+
+    def case_lines(self) -> Iterator[dict[str, Any]]:
+        """Every judged case, of all runs."""
+        for path in sorted((self.folder / "cases").glob("*.jsonl")):
+            yield from read_lines(path)
+
+    def finding_path(self, name: str) -> Path:
+        return self.folder / "findings" / f"{name}.json"
+
+    def findings(self) -> list[Finding]:
+        """All, in the order of their files' names."""
+        return [read_finding(path) for path in sorted((self.folder / "findings").glob("*.json"))]
+
+    def known(self) -> tuple[Group, ...]:
+        return tuple(finding.group for finding in self.findings())
+
+    def add(self, finding: Finding) -> Finding:
+        """Stores a finding; where the group is known already, the two become one: the smaller case stays."""
+        with locked(self.folder / ".lock"):
+            known = next((f for f in self.findings() if f.group.holds(finding.failure)), None)
+            if known is not None:
+                finding = _merged(known, finding)
+            write_json(self.finding_path(finding.id), finding.to_json())
+        return finding
+
+
+def _merged(known: Finding, new: Finding) -> Finding:
+    smaller = (
+        new
+        if (new.case.size, len(new.case.tensors or "")) < (known.case.size, len(known.case.tensors or ""))
+        else known
+    )
+    return replace(
+        known,
+        case=smaller.case,
+        failure=smaller.failure,
+        reproduces=smaller.reproduces,
+        script=smaller.script,
+        cases=known.cases + new.cases,
+    )

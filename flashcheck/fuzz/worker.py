@@ -1,0 +1,100 @@
+"""A worker of a campaign: takes shards from a pipe, hunts, logs every case, stores what it finds.
+
+It holds Hypothesis and no kernel: the kernel lives in the worker's runner. Ends when its pipe closes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+from flashcheck.fuzz.confirm import confirmed
+from flashcheck.fuzz.files import Lines
+from flashcheck.fuzz.hunter import CaseEvent, Found, hunt
+from flashcheck.fuzz.runner import KernelLoadError, Runner
+from flashcheck.fuzz.store import Finding, Store
+from flashcheck.fuzz.totals import LineWriter
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTask:
+    """What a worker is started with."""
+
+    kernel: str
+    device: str
+    store: Store
+    worker: str
+    limit: float
+    started: float
+
+
+def work(task: WorkerTask, pipe: Connection) -> None:
+    """Sends ("subject", ...), then for each shard ("case", line)..., ("found", id)..., ("done", number)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the campaign decides when to stop
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # this process must not touch the GPU
+    import torch
+
+    torch.set_num_threads(1)
+    log = task.store.folder / "logs" / f"{task.store.run}-{task.worker}.log"
+    runner = Runner(task.kernel, task.device, task.limit, log)
+    try:
+        pipe.send(("subject", runner.subject))
+        _serve(task, runner, pipe)
+    except KernelLoadError as error:
+        pipe.send(("refused", str(error)))
+    except (EOFError, ConnectionError):
+        pass  # the campaign is gone
+    finally:
+        runner.close()
+
+
+def _serve(task: WorkerTask, runner: Runner, pipe: Connection) -> None:
+    lines = Lines(task.store.case_log(task.worker))
+    writer = LineWriter()
+    while (shard := pipe.recv()) is not None:
+
+        def emit(event: CaseEvent) -> None:
+            line = writer.line(event)
+            lines.append(line)  # before it is told: what the campaign counts is on disk
+            pipe.send(("case", line))
+
+        found = hunt(shard, runner, emit, lambda: _told_to_stop(pipe))
+        for one in found:
+            finding = store_finding(task, runner, one)
+            pipe.send(("found", finding.id))
+        pipe.send(("done", shard.number))
+
+
+def _told_to_stop(pipe: Connection) -> bool:
+    """A message while a shard runs can only be the one that ends it; so can a closed pipe."""
+    return pipe.poll()
+
+
+def store_finding(task: WorkerTask, runner: Runner, found: Found) -> Finding:
+    """Reduces, confirms and stores one new group."""
+    first = Finding(
+        kernel=task.kernel,
+        device=task.device,
+        group=found.fits,
+        failure=found.failure,
+        case=found.case,
+        first=found.first,
+        cases=found.cases,
+        after_cases=found.after_cases,
+        after_seconds=round(found.at - task.started, 1),
+    )
+    task.store.add(first)  # at once: reducing takes seconds, and this process may be killed
+    better = confirmed(first, runner, task.store.folder / "findings")
+    return task.store.add(replace(better, cases=0))  # its cases are counted already
+
+
+def start(context: Any, task: WorkerTask) -> tuple[Any, Connection]:
+    """The process and this side's end of its pipe."""
+    ours, theirs = context.Pipe()
+    process = context.Process(target=work, args=(task, theirs))
+    process.start()
+    theirs.close()
+    return process, ours

@@ -1,0 +1,129 @@
+"""The score path: in which format q, k, v and P enter the matrix unit, whatever q, k and v are stored in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+STORAGE = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.float8_e4m3fn: "e4m3",
+    torch.float8_e5m2: "e5m2",
+}
+"""dtypes of q, k and v, and the names of their formats."""
+
+SCORES = ("fp16", "bf16", "tf32", "e4m3", "e5m2")
+"""Formats that a caller may ask for; fp32 is what fp32 inputs get without asking."""
+
+SCALES = ("tensor", "head", "rows")
+"""What shares one scale: everything, one head of one batch, or a block of rows of it."""
+
+OPERAND_DTYPE = {name: dtype for dtype, name in STORAGE.items()} | {"tf32": torch.float32}
+FP8 = ("e4m3", "e5m2")
+
+# Powers of two that put P = 1 near the top of the format; P is never above 1.
+_PROBABILITY_SCALE = {"e4m3": 256.0, "e5m2": 32768.0}
+
+
+@dataclass(frozen=True, slots=True)
+class ScorePath:
+    """Where the products round.
+
+    Attributes:
+        storage: format of q, k and v as given; operand: format in which they and P are multiplied.
+        scales: what shares a scale, one of `SCALES`, or None: nothing is scaled.
+        rows: rows of a block under scales "rows".
+        hadamard: q and k are rotated before they are rounded.
+        promote: partial products of one key tile are added to an fp32 sum, instead of to the matrix
+            unit's own, which keeps 13 fraction bits of fp8 products on Hopper.
+    """
+
+    storage: str
+    operand: str
+    scales: str | None = None
+    rows: int = 0
+    hadamard: bool = False
+    promote: bool = False
+
+    @property
+    def converts(self) -> bool:
+        """Whether q, k and v must be converted before they are multiplied."""
+        return self.operand != self.storage or self.hadamard
+
+    @property
+    def probability_scale(self) -> float:
+        """P is multiplied by this before it is rounded."""
+        return _PROBABILITY_SCALE.get(self.operand, 1.0)
+
+    @property
+    def subtract_first(self) -> bool:
+        """Which form of the softmax step holds in P's range: see `kernels.softmax`."""
+        return self.operand == "fp16" or self.operand in FP8
+
+    @property
+    def output(self) -> torch.dtype:
+        """dtype of the output and the gradients."""
+        return output_dtype(OPERAND_DTYPE[self.storage])
+
+    @property
+    def gradient(self) -> str:
+        """Format in which the products of the backward other than q . k take their operands."""
+        if self.operand == "tf32":
+            return "tf32"
+        return "bf16" if self.storage in FP8 else self.storage
+
+    @property
+    def scales_mode(self) -> int:
+        """For the kernels: 0 no scales, 1 one number a head, 2 one a row."""
+        return 0 if self.scales is None and not self.hadamard else (2 if self.scales == "rows" else 1)
+
+    def smallest_dim(self) -> int:
+        """Fewest columns that an operand tile is padded to: fp8 products take 32 at least."""
+        return 32 if self.operand in FP8 else 16
+
+
+def output_dtype(dtype: torch.dtype) -> torch.dtype:
+    """dtype of the output and the gradients, for inputs of ``dtype``: bf16 for fp8, else the same."""
+    return torch.bfloat16 if STORAGE[dtype] in FP8 else dtype
+
+
+def plain_path(dtype: torch.dtype) -> ScorePath:
+    """The path of a call that asks for none."""
+    return parse_score_path(dtype, None, None, None, False, True, False)
+
+
+def parse_score_path(
+    dtype: torch.dtype,
+    score: str | None,
+    score_scales: str | None,
+    score_rows: int | None,
+    hadamard: bool,
+    promote: bool,
+    allow_tf32: bool,
+) -> ScorePath:
+    """The path for inputs of ``dtype``; a ValueError names the argument, its value and what is legal."""
+    storage = STORAGE[dtype]
+    if score is not None and score not in SCORES:
+        raise ValueError(f"score is {score!r}; it must be None or one of {', '.join(SCORES)}")
+    if score is None:
+        score = "tf32" if allow_tf32 and storage == "fp32" else storage
+    if score == "tf32" and storage != "fp32":
+        raise ValueError(f"score is 'tf32' with inputs of {storage}; it is for fp32 inputs")
+    if storage in FP8 and score != storage:
+        raise ValueError(
+            f"score is {score!r} with inputs of {storage}; fp8 inputs are multiplied as they are"
+        )
+    if score_scales is not None and score_scales not in SCALES:
+        raise ValueError(f"score_scales is {score_scales!r}; it must be None or one of {', '.join(SCALES)}")
+    scaled = score in FP8 and score != storage
+    if not scaled and (score_scales is not None or hadamard):
+        name, value = ("hadamard", True) if hadamard else ("score_scales", score_scales)
+        raise ValueError(f"{name} is {value!r}; it is for 16- and 32-bit inputs with score='e4m3' or 'e5m2'")
+    scales = (score_scales or "head") if scaled else None
+    if score_rows is not None and (scales != "rows" or score_rows < 1):
+        raise ValueError(f"score_rows is {score_rows}; it must be at least 1, and needs score_scales='rows'")
+    rows = (128 if score_rows is None else score_rows) if scales == "rows" else 0
+    return ScorePath(storage, score, scales, rows, hadamard, promote and score in FP8)
