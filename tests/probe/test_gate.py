@@ -58,7 +58,7 @@ def test_a_claim_too_good_is_named(report, field, value):
     [
         (IEEE_FP32, "rounding nearest declared, toward_zero measured"),
         (Accumulator(32, 25, 24, "toward_zero"), "fraction_bits 25 declared, 13 measured"),
-        (Accumulator(128, 13, 14, "toward_zero"), ""),
+        (Accumulator(128, 13, 14, "toward_zero"), "block 128 declared, 32 measured"),
         (HOPPER_FP8, ""),
     ],
 )
