@@ -50,6 +50,7 @@ class Capabilities:
             or ``"nonpositive_scale"`` (a scale that is zero or negative).
         nonpositive_scale: the scale may be zero or negative.
         gradients: what the backward returns, out of dq, dk, dv, dbias, dsink.
+        dlse: the backward takes a gradient of the log-sum-exp.
     """
 
     dtypes: tuple[str, ...] = ("fp16", "bf16", "fp32")
@@ -70,6 +71,7 @@ class Capabilities:
     not_together: tuple[tuple[str, str], ...] = ()
     nonpositive_scale: bool = True
     gradients: tuple[str, ...] = ("dq", "dk", "dv")
+    dlse: bool = False
 
     def __post_init__(self) -> None:
         for name in self.dtypes:

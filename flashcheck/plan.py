@@ -29,6 +29,8 @@ EVERY = {
     "bitwise.repeat": (4, 2),
     "backward.bound": (2, 0),
     "backward.algorithm": (2, 0),
+    "backward.own_forward": (4, 2),
+    "backward.end_to_end": (4, 2),
 }
 """Checks that run the kernel again are made on every n-th case, each with an offset of its own."""
 

@@ -197,6 +197,7 @@ flash_attention.__flashcheck__ = {  # type: ignore[attr-defined]
         "devices": ["cuda", "cpu"] if interpreter.interpreted() else ["cuda"],
         "deterministic": True,
         "gradients": ["dq", "dk", "dv", "dbias", "dsink"],
+        "dlse": True,
     },
     "arithmetic": arithmetic,
 }

@@ -102,7 +102,7 @@ class GradientSum:
             return by_head(self.problem, product_above(rows, other) if above else rows @ other)
         if not per_head:
             weights, other = by_kv_head(self.problem, weights), by_kv_head(self.problem, other)
-        return product_above(weights.mT, other) if above else weights.mT @ other
+        return product_above(weights, other, transposed=True) if above else weights.mT @ other
 
     def error(self, exact: Tensor, size: Tensor, slack: Tensor) -> Tensor:
         """Terms [G1] to [G5]: error of the sum before it is stored; shape of the gradient.

@@ -2,7 +2,7 @@
 
 The roundings of P depend on the maximum that each key tile is taken against, so tile size and visiting
 order show in the last bits of the output. A candidate is explained where no element lies outside its
-centred interval; wrong ones miss many. THEORY.md section 8.
+centred interval; wrong ones miss many. THEORY.md section 10.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def pair_errors(
         row_error = row_error + (machine.vector.gamma(relative.shape[-1]) + machine.division_error)
         row = row + row_error
     if given.lse_error is not None:  # [B6] the stored log-sum-exp is off
-        row = row + given.lse_error.nan_to_num(0.0, posinf=torch.inf).unsqueeze(-1)
+        row = row + given.lse_error.nan_to_num(0.0, posinf=torch.inf).unsqueeze(-1) * (1 + 4 * UNIT)
     relative.add_(argument, alpha=UNIT).add_(row)
     worst = float(relative.amax()) if relative.numel() else 0.0
     if worst <= LARGEST_LINEAR:
@@ -135,10 +135,15 @@ def pair_errors(
     if not bool(torch.isfinite(values).all()):
         values = values.nan_to_num(0.0, 0.0)
     magnitude = weighted_above(problem, size_dout, values.mT)
-    delta_size = (size_dout * given.out.double().nan_to_num(0.0).abs()).sum(-1, keepdim=True)
+    size_out = given.out.double().nan_to_num(0.0).abs()
+    if given.out_error is not None:
+        size_out = size_out + given.out_error
+    delta_size = (size_dout * size_out).nan_to_num_(0.0, posinf=torch.inf).sum(-1, keepdim=True)
     delta_error = machine.vector.gamma(problem.value_dim) * delta_size + problem.value_dim * SMALLEST_FP32
     if given.out_error is not None:  # [B7] the stored output is off
-        delta_error = delta_error + (size_dout * given.out_error).nan_to_num(0.0).sum(-1, keepdim=True)
+        delta_error = delta_error + (size_dout * given.out_error).nan_to_num(0.0, posinf=torch.inf).sum(
+            -1, keepdim=True
+        )
     delta = exact.delta.unsqueeze(-1)
     if problem.dlse is not None:
         delta_error = delta_error + UNIT * (delta.abs() + delta_error)

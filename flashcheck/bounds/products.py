@@ -39,19 +39,22 @@ def weighted_above(problem: Problem, weight: Tensor, values: Tensor) -> Tensor:
     return by_head(problem, product_above(by_kv_head(problem, weight), values))
 
 
-def product_above(a: Tensor, b: Tensor) -> Tensor:
-    """At least a @ b and at most a few parts in 10^5 more, for non-negative float64 factors.
+def product_above(a: Tensor, b: Tensor, *, transposed: bool = False) -> Tensor:
+    """At least a @ b (``transposed``: a^T @ b) and at most a few parts in 10^5 more, for non-negative
+    float64 factors.
 
     Source: THEORY.md section 2.6.
     """
-    terms = a.shape[-1]
+    across = -2 if transposed else -1
+    terms = a.shape[across]
     if not terms or not a.numel() or not b.numel():
-        return a @ b
-    row, column = a.amax(-1, keepdim=True), b.amax(-2, keepdim=True)
-    limit = row * column
+        return (a.mT if transposed else a) @ b
+    row, column = a.amax(across, keepdim=True), b.amax(-2, keepdim=True)
+    limit = (row.mT if transposed else row) * column
     if not (_float32_is_exact(a) and bool(torch.isfinite(limit).all())):
-        return a @ b
-    scaled = _scaled(a, row) @ _scaled(b, column)
+        return (a.mT if transposed else a) @ b
+    left = _scaled(a, row)
+    scaled = (left.mT if transposed else left) @ _scaled(b, column)
     result = scaled.double()
     result.mul_(1 + (terms + 8) * 2.0**-23).add_(terms * _FLOOR)
     return result.mul_(limit)

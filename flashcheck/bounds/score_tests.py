@@ -1,4 +1,4 @@
-"""Score tests: is the error of the output aligned with the mark that one fault leaves? THEORY.md section 7.
+"""Score tests: is the error of the output aligned with the mark that one fault leaves? THEORY.md section 9.
 
 The worst-case bound lets a scale pass that is wrong by 1e-4, and the rms ratio hardly moves; but such an
 error points, in every element, along a direction H that the oracle knows. With the elements weighted by
@@ -56,7 +56,7 @@ def score_sums(
     Args:
         got: the kernel's output, (B, H, Nq, dv).
 
-    Source: THEORY.md section 7.
+    Source: THEORY.md section 9.
     """
     if problem.num_keys == 0:
         return {}

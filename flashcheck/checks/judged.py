@@ -192,14 +192,19 @@ class Judged:
 
     @cached_property
     def gradient_problem(self) -> Problem:
-        """The problem with an output gradient: its own, or normal values that follow from its seed."""
+        """The problem with an output gradient: its own, or normal values that follow from its seed. Every
+        other seed brings a gradient of the log-sum-exp too, where the backward takes one."""
         if self.problem.dout is not None:
             return self.problem
         p = self.problem
         generator = torch.Generator().manual_seed(p.seed + 1)
         shape = (p.batch, p.num_heads, p.num_queries, p.value_dim)
         dout = torch.randn(shape, generator=generator, dtype=torch.float64)
-        return p.replaced(dout=dout.to(self.rules.arithmetic.output_format.dtype))
+        takes_dlse = self.kernel.capabilities.dlse and p.seed % 2 == 1
+        return p.replaced(
+            dout=dout.to(self.rules.arithmetic.output_format.dtype),
+            dlse=torch.randn(shape[:3], generator=generator) if takes_dlse else None,
+        )
 
     @cached_property
     def stored(self) -> tuple[Tensor, Tensor]:
@@ -218,24 +223,37 @@ class Judged:
     @cached_property
     def gradients(self) -> dict[str, Tensor]:
         """The kernel's gradients by name (dq, dk, dv, ...), on the CPU and validated."""
+        return self.run_backward(*self.stored)
+
+    def run_backward(self, out: Tensor, lse: Tensor) -> dict[str, Tensor]:
+        """The kernel's gradients, given a stored forward (B, H, Nq, dv) and (B, H, Nq).
+
+        Raises KernelError where the kernel raised or returned something of another shape.
+        """
         backward = self.kernel.backward
         if backward is None:
             raise KernelError("no backward is declared")
-        problem, stored = self.gradient_problem, self.stored
+        problem = self.gradient_problem
         try:
             moved = on_device(problem, self.device)
-            raw = backward(moved, *(x.to(self.device) for x in stored))
+            raw = backward(moved, out.to(self.device), lse.to(self.device))
             result = {name: x.detach().cpu() for name, x in raw.items()}
         except Exception as error:
             raise KernelError(f"the backward raised {type(error).__name__}: {error}") from error
-        for name, exact in self._exact_by_name().items():  # shapes alone: float64's do
+        for name, shape in self.gradient_shapes.items():
             if name not in result:
                 raise KernelError(f"the backward returned no {name}")
-            if result[name].shape != exact.shape:
-                raise KernelError(
-                    f"{name} has shape {tuple(result[name].shape)}, expected {tuple(exact.shape)}"
-                )
+            if result[name].shape != shape:
+                raise KernelError(f"{name} has shape {tuple(result[name].shape)}, expected {tuple(shape)}")
         return result
+
+    @property
+    def gradient_shapes(self) -> dict[str, torch.Size]:
+        """Name -> shape of the gradients that the kernel owes for this problem."""
+        p = self.problem
+        inputs = {"dq": p.q, "dk": p.k, "dv": p.v, "dbias": p.bias, "dsink": p.sink}
+        declared = self.kernel.capabilities.gradients
+        return {name: x.shape for name, x in inputs.items() if x is not None and name in declared}
 
     def differentiates(self) -> bool:
         """The backward returned everything declared, in the right shapes."""
@@ -281,21 +299,61 @@ class Judged:
         with self._blame("bound"):
             return backward_bound(problem, forward, exact, given, rules.arithmetic, rules.machine, scores)
 
-    def _exact_by_name(self) -> dict[str, Tensor]:
-        exact = self._low_gradients
-        named = {"dq": exact.dq, "dk": exact.dk, "dv": exact.dv, "dbias": exact.dbias, "dsink": exact.dsink}
-        declared = self.kernel.capabilities.gradients
-        return {name: x for name, x in named.items() if x is not None and name in declared}
-
     @cached_property
     def measured_gradients(self) -> dict[str, Measured]:
         """``dQ``, ``dK``, ``dV`` and, where the problem has them, ``dBias`` and ``dSink``."""
+        return self._measure_gradients(self.gradients, self.backward_bound)
+
+    def _measure_gradients(self, gradients: dict[str, Tensor], bound: BackwardBound) -> dict[str, Measured]:
         out = {}
-        for name in self._exact_by_name():
-            bound, got = self.backward_bound.tensors[name], self.gradients[name]
-            everything = torch.ones(got.shape, dtype=torch.bool)
-            out[GRADIENTS[name]] = measure(GRADIENTS[name], got, bound, everything)
+        for name in self.gradient_shapes:
+            everything = torch.ones(gradients[name].shape, dtype=torch.bool)
+            out[GRADIENTS[name]] = measure(GRADIENTS[name], gradients[name], bound.tensors[name], everything)
         return out
+
+    @cached_property
+    def own_forward(self) -> tuple[Tensor, Tensor] | None:
+        """The kernel's own O and LSE as its backward gets them; None where it has no finite ones, or reads
+        none (an eager backward keeps its own P)."""
+        result = self.result
+        if result.lse is None or self.rules.arithmetic.normalise == "before_product":
+            return None
+        finite = torch.isfinite(result.lse) | (result.lse == -torch.inf)
+        if not (bool(torch.isfinite(result.out.double()).all()) and bool(finite.all())):
+            return None
+        return result.out, result.lse
+
+    @cached_property
+    def own_gradients(self) -> dict[str, Tensor]:
+        """The gradients that the kernel's backward makes of its own forward."""
+        assert self.own_forward is not None
+        return self.run_backward(*self.own_forward)
+
+    def measure_own(self, *, end_to_end: bool) -> dict[str, Measured]:
+        """``own_gradients`` measured against the exact ones: given that same forward, or ``end_to_end``
+        from scratch, with the bounds of the forward's errors carried through (THEORY.md 4.4)."""
+        given = self.own_forward
+        assert given is not None
+        gradients, rules, problem = self.own_gradients, self.rules, self.gradient_problem
+        forward, out, lse = self.exact, self.bound.out.interval, self.bound.lse.interval
+        inherited = Given(forward.out, forward.lse, lse.bound, out.bound)
+        conditional = None if end_to_end else given
+
+        def bound_of(exact: BackwardQuantities) -> BackwardBound:
+            stored = inherited if end_to_end else Given(*given)
+            with self._blame("bound"):
+                return backward_bound(
+                    problem, forward, exact, stored, rules.arithmetic, rules.machine, self.bound.scores
+                )
+
+        with self._blame("oracle"):
+            low = fp64.backward(problem, *(conditional or ()))
+        bound = bound_of(low)
+        with self._blame("oracle"):
+            reference = backward_reference(problem, forward, low, bound, gradients, conditional)
+        return self._measure_gradients(
+            gradients, bound_of(reference.quantities) if reference.climbed else bound
+        )
 
 
 GRADIENTS = {"dq": "dQ", "dk": "dK", "dv": "dV", "dbias": "dBias", "dsink": "dSink"}

@@ -27,7 +27,7 @@ FEWEST_ELEMENTS = 1000
 CHECK_NAMES = {"scale": "forward.score_scale", "cast": "forward.cast_of_p"}
 SMALLEST = {"scale": 0.0, "cast": 0.25}
 """Of the cast: a quarter of what truncation does. The grid of 8 bits is coarse enough for rounding to nearest
-to be off by 0.001 of it (THEORY.md section 7); no amount of the scale is harmless."""
+to be off by 0.001 of it (THEORY.md section 9); no amount of the scale is harmless."""
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ def _judge(judged: Judged, direction: str) -> Record:
 def forward_score_scale(judged: Judged) -> Record:
     """The factor on the scores (scale, and the base change of the exponential) is the exact one.
 
-    The error of O is projected on its derivative with respect to the scale (bounds/THEORY.md section 7).
+    The error of O is projected on its derivative with respect to the scale (bounds/THEORY.md section 9).
     Judged over all problems of a dtype with ordinary values.
     """
     return _judge(judged, "scale")
@@ -125,7 +125,7 @@ def forward_score_scale(judged: Judged) -> Record:
 def forward_cast_of_p(judged: Judged) -> Record:
     """P is rounded to nearest into its format, not truncated.
 
-    The error of O is projected on the mean error that truncation makes (bounds/THEORY.md section 7).
+    The error of O is projected on the mean error that truncation makes (bounds/THEORY.md section 9).
     Judged over all problems of a dtype with ordinary values.
     """
     return _judge(judged, "cast")

@@ -45,6 +45,7 @@ def as_kernel(arithmetic: Arithmetic, machine: Machine = IEEE, *, name: str) -> 
             deterministic=True,
             devices=("cpu",),
             gradients=GRADIENT_NAMES,
+            dlse=True,
         ),
         arithmetic=lambda problem: declared,  # noqa: ARG005
         machine=lambda device: machine,  # noqa: ARG005
