@@ -129,6 +129,7 @@ def certificate_of(
         ),
         problems=problems,
         pictures=pictures_of(outcome),
+        tilings={dtype: tally.describe() for dtype, tally in outcome.tilings.items() if tally.problems},
         judge_faults=outcome.judge_faults,
     )
 

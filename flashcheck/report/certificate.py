@@ -229,6 +229,8 @@ class Certificate(_Part):
     slack: list[SlackPart]
     oracle: list[OraclePart] = []
     coverage: CoveragePart
+    tilings: dict[str, str] = {}
+    """dtype -> which tile size and order explain the bits, for a kernel that declares none. Informative."""
     problems: dict[str, dict[str, Any]]
     """Problem id -> the spec that rebuilds it exactly (``flashcheck.inputs.spec.ProblemSpec``)."""
     pictures: list[PicturePart]
