@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from flashcheck.certify import one_thread
@@ -37,11 +37,13 @@ class AuditRow:
         return self.expected in self.caught and not self.false_alarms
 
 
-def audit(on_row: Callable[[AuditRow], None] = lambda _: None) -> list[AuditRow]:
-    """Runs every mutant on the problems that expose it, and the control on the same ones."""
+def audit(
+    mutants: Iterable[Mutant] | None = None, on_row: Callable[[AuditRow], None] = lambda _: None
+) -> list[AuditRow]:
+    """Runs every mutant (or those given) on the problems that expose it, and the control on the same ones."""
     rows = []
     with one_thread():
-        for mutant in MUTANTS.values():
+        for mutant in MUTANTS.values() if mutants is None else mutants:
             rows.append(_audit(mutant))
             on_row(rows[-1])
     return rows

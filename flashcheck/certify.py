@@ -12,6 +12,7 @@ from enum import StrEnum
 
 import torch
 
+from flashcheck.bounds.identify import TilingTally, can_identify
 from flashcheck.bounds.score_tests import DIRECTIONS
 from flashcheck.checks import CHECKS, Judged, JudgeError, Location, Record, Status
 from flashcheck.checks.diagnose import diagnose
@@ -24,6 +25,11 @@ from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.values import FAMILIES
 from flashcheck.kernel import Kernel
 from flashcheck.plan import Case, Plan
+
+SHORTEST_IDENTIFYING = 65
+"""Keys of the shortest problem that candidate tilings are tried on: most tiles hold 64 or more."""
+MOST_IDENTIFYING = 3
+"""Problems per dtype that they are tried on: each costs a bound for every candidate."""
 
 
 class Verdict(StrEnum):
@@ -98,6 +104,7 @@ class Outcome:
         slack: (dtype, family, tensor) -> median of bound / |error| of each problem.
         rungs: (dtype, family, pass) -> rung of the oracle -> rows that it served ("unresolved": rows whose
             reference is not proved good enough).
+        tilings: dtype -> which tilings explain the bits, for kernels that declare none.
         missing: dtype -> declared features that were not judged.
         durations: dtype -> seconds spent on its problems.
         stopped: why the run ended early, or "".
@@ -110,6 +117,7 @@ class Outcome:
     rungs: dict[tuple[str, str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     findings: list[Finding] = field(default_factory=list)
     missing: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    tilings: dict[str, TilingTally] = field(default_factory=lambda: defaultdict(TilingTally))
     judge_faults: list[str] = field(default_factory=list)
     judged: int = 0
     seconds: float = 0.0
@@ -257,6 +265,7 @@ def _judge_case(
             if judged.bound.out.prediction_gates and "ordinary" in FAMILIES[spec.family].properties:
                 for direction, sums in judged.score_sums.items():
                     outcome.tensors[spec.dtype, "O"].scores[direction].add(sums)
+                _identify(judged, outcome.tilings[spec.dtype])
             for name, rows in judged.rungs.items():
                 outcome.rungs[spec.dtype, spec.family, name] += rows
             seen[spec.dtype] |= covered(spec, problem)
@@ -265,6 +274,14 @@ def _judge_case(
     except Exception as error:  # the kernel's own exceptions are KernelErrors: this one is the judge's
         fault = f"{type(error).__name__} on {problem.describe()}: {error}"
         outcome.judge_faults.append(fault)
+
+
+def _identify(judged: Judged, tally: TilingTally) -> None:
+    """Tries the candidate tilings on a few long problems of a kernel that declares none."""
+    long = judged.problem.num_keys >= SHORTEST_IDENTIFYING
+    if tally.problems < MOST_IDENTIFYING and long and can_identify(judged.rules.arithmetic):
+        rules = judged.rules
+        tally.add(judged.problem, judged.exact, judged.result.out, rules.arithmetic, rules.machine)
 
 
 def _finding(kernel: Kernel, device: str, dtype: str, failure: _Failure) -> Finding:

@@ -228,6 +228,9 @@ def _from_declaration(data: dict[str, Any], name: str) -> Kernel:
             return default_arithmetic(problem)
         sizes = (problem.head_dim, problem.value_dim, problem.num_queries, problem.num_keys)
         data = declared(problem.format.name, *sizes, problem.q.device.type)
+        if problem.cu_seqlens_k is not None:
+            # Tiles of a packed batch start at each segment's first row; a tiling of all keys is another.
+            data = {**data, "block_keys": None, "block_queries": None, "order": "unknown"}
         return arithmetic.arithmetic_from({"input_format": problem.format.name, **data})
 
     capabilities = _capabilities_from(data.get("capabilities", {}))

@@ -1,5 +1,19 @@
 """Flash attention in Triton: one source for GPUs and for the interpreter (``TRITON_INTERPRET=1``)."""
 
-from kernels.interface import backward, flash_attention, forward
+from kernels.decode import flash_decode
+from kernels.interface import (
+    backward,
+    flash_attention,
+    flash_attention_e4m3,
+    flash_attention_e5m2,
+    forward,
+)
 
-__all__ = ["backward", "flash_attention", "forward"]
+__all__ = [
+    "backward",
+    "flash_attention",
+    "flash_attention_e4m3",
+    "flash_attention_e5m2",
+    "flash_decode",
+    "forward",
+]

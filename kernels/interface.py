@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from kernels import interpreter
 from kernels.operators import forward_op
 from kernels.passes import run_backward, run_forward
+from kernels.score_path import OPERAND_DTYPE, plain_path
 from kernels.tuning import backward_tile, forward_tile
 
 _ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
@@ -201,3 +203,39 @@ flash_attention.__flashcheck__ = {  # type: ignore[attr-defined]
     },
     "arithmetic": arithmetic,
 }
+
+
+def _fp8_kernel(name: str) -> Callable[..., Tensor | tuple[Tensor, Tensor]]:
+    """`flash_attention` as a kernel of its own for inputs stored in fp8, so that it is judged by itself."""
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
+        return flash_attention(q, k, v, **options)
+
+    def fp8_arithmetic(*sizes: Any) -> dict[str, Any]:
+        tile = forward_tile(sizes[5], 1, *sizes[1:5])
+        return {
+            "probability_format": name,
+            "probability_scale": plain_path(OPERAND_DTYPE[name]).probability_scale,
+            "output_format": "bf16",
+            "lse_format": "fp32",
+            "block_keys": tile.block_n,
+            "order": "ascending",
+            "row_sum": "unrounded",
+            "scale_placement": "exponent_subtract_first",
+            "scale_roundings": 1,
+        }
+
+    declared = dict(flash_attention.__flashcheck__)  # type: ignore[attr-defined]
+    # The backward multiplies in bf16, which the protocol cannot say yet of fp8 inputs.
+    del declared["backward"]
+    capabilities = {**declared["capabilities"], "dtypes": [name]}
+    del capabilities["gradients"]
+    declared |= {"name": f"kernels:flash_attention_{name}", "capabilities": capabilities}
+    kernel.__flashcheck__ = {**declared, "arithmetic": fp8_arithmetic}  # type: ignore[attr-defined]
+    kernel.__name__ = f"flash_attention_{name}"
+    kernel.__doc__ = f"`flash_attention` of {name} inputs; out is bf16."
+    return kernel
+
+
+flash_attention_e4m3 = _fp8_kernel("e4m3")
+flash_attention_e5m2 = _fp8_kernel("e5m2")

@@ -219,6 +219,24 @@ def hopper_tile(
     return _HOPPER[kernel, head_dim][banded]
 
 
+def decode_tile(
+    device_type: str, element_bytes: int, head_dim: int, value_dim: int, rows: int, num_keys: int
+) -> Tile:
+    """The tile of the decode kernel; ``rows`` are queries times heads of a group.
+
+    Few rows leave the matrix unit half empty; the time goes into reading the cache.
+    """
+    if architecture(device_type) == "interpreter":
+        return Tile(
+            min(_interpreter_side(rows), 64), 64 if num_keys > 64 else max(_interpreter_side(num_keys), 32)
+        )
+    wider = max(padded(head_dim), padded(value_dim))
+    keys = 64 if wider * element_bytes <= 256 else 32
+    return Tile(
+        16 if rows <= 16 else 32, keys, 2 if wider <= 32 else 4, 2 if wider * element_bytes <= 256 else 1
+    )
+
+
 def _entry(by_dim: dict[int, Tile], head_dim: int, value_dim: int) -> Tile:
     wider = max(padded(head_dim), padded(value_dim))
     return by_dim[min(limit for limit in by_dim if wider <= limit)]
@@ -229,3 +247,13 @@ def _interpreter_side(length: int) -> int:
     if length <= 64:
         return max(16, 1 << max(length - 1, 1).bit_length())
     return 64 if length <= 256 else 128
+
+
+def forward_tables() -> tuple[dict[tuple[str, int], dict[int, Tile]], ...]:
+    """The forward's tables, without and with a mask or bias, for tests that run every entry."""
+    return _FORWARD, _FORWARD_WITH_DATA_MASK
+
+
+def backward_tables(two_copies: bool = False) -> dict[tuple[str, int, str], dict[int, Tile]]:
+    """The backward's table, or that of score paths that read q and k twice."""
+    return _BACKWARD_TWO_COPIES if two_copies else _BACKWARD

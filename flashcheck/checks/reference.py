@@ -102,7 +102,8 @@ def backward_reference(
     errors = screen.backward_error(problem, forward, low, out=out, lse=lse)
     allowed = ladder_backward.like(problem, torch.inf)
     enough = True
-    for name, tensor_bound in bound.tensors.items():
+    for name in bound.tensors.keys() & errors.keys():
+        tensor_bound = bound.tensors[name]
         needed = _needed(tensor_bound, errors[name], gradients.get(name))
         getattr(allowed, name).copy_(needed)
         enough &= bool((errors[name] <= demand(needed, getattr(low, name))).all())

@@ -10,11 +10,25 @@ import sys
 import typer
 
 # Importing a command registers it; help shows this order.
-from flashcheck.cli import audit, certify, fuzz, listing, probe, replay
+from flashcheck.cli import audit, certify, compare, fuzz, golden, init, listing, probe, replay, report, verify
 from flashcheck.cli.app import USAGE, app
 from flashcheck.errors import ArgumentError
 
-__all__ = ["app", "audit", "certify", "fuzz", "listing", "main", "probe", "replay"]
+__all__ = [
+    "app",
+    "audit",
+    "certify",
+    "compare",
+    "fuzz",
+    "golden",
+    "init",
+    "listing",
+    "main",
+    "probe",
+    "replay",
+    "report",
+    "verify",
+]
 
 
 def main() -> None:

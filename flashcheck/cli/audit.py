@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-from flashcheck.cli.app import NoColor, app, consoles
+from flashcheck.cli.app import OUTPUT, PLAN, NoColor, app, consoles
 
 
 @app.command()
-def audit(no_color: NoColor = False) -> None:
+def audit(
+    mutant: Annotated[
+        list[str] | None, typer.Option(help="Only this mutant; repeat for more.", rich_help_panel=PLAN)
+    ] = None,
+    rivals: Annotated[
+        bool,
+        typer.Option(
+            "--rivals",
+            help="Also: what other suites' rules say of the mutants (minutes).",
+            rich_help_panel=PLAN,
+        ),
+    ] = False,
+    json: Annotated[
+        Path | None, typer.Option(help="Write the rows here.", dir_okay=False, rich_help_panel=OUTPUT)
+    ] = None,
+    no_color: NoColor = False,
+) -> None:
     """Run every seeded fault and show who caught it.
 
     Exit code: 0 all caught, 1 one survived or the control was rejected.
     """
     from flashcheck.commands.audit import run_audit
 
-    raise typer.Exit(run_audit(consoles(no_color)[0]))
+    stdout, stderr = consoles(no_color)
+    raise typer.Exit(run_audit(tuple(mutant or ()), rivals, json, stdout, stderr))

@@ -1,15 +1,49 @@
-"""Runs and prints the audit."""
+"""Runs and prints the audit, and on request the rules of other suites beside it."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from pathlib import Path
+
 from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from flashcheck.audit import audit
-from flashcheck.report.audit_table import print_audit
+from flashcheck import __version__
+from flashcheck.audit import AuditRow, audit
+from flashcheck.files import write_atomically
+from flashcheck.mutants import MUTANTS, mutant_named
+from flashcheck.report.audit_table import print_audit, print_rivals
+from flashcheck.rivals import MatrixRow, rival_matrix
 
 
-def run_audit(stdout: Console) -> int:
-    """Audits the checks; 1 where a mutant survived its check or the control was rejected."""
-    rows = audit()
+def run_audit(
+    names: tuple[str, ...], rivals: bool, file: Path | None, stdout: Console, stderr: Console
+) -> int:
+    """Audits the checks; 1 where a mutant survived its check or the control was rejected.
+
+    Raises UnknownNameError for a mutant that does not exist.
+    """
+    mutants = tuple(mutant_named(name) for name in names) or tuple(MUTANTS.values())
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+    matrix: list[MatrixRow] = []
+    with Progress(*columns, console=stderr, transient=True) as progress:
+        task = progress.add_task("mutants", total=len(mutants))
+        rows = audit(mutants, on_row=lambda _: progress.advance(task))
+        if rivals:
+            other = progress.add_task("rules of other suites", total=len(mutants) + 1)
+            matrix = rival_matrix(mutants, on_row=lambda _: progress.advance(other))
     print_audit(stdout, rows)
+    if rivals:
+        print_rivals(stdout, rows, matrix)
+    if file is not None:
+        write_atomically(file, json.dumps(_data(rows, matrix), indent=1) + "\n")
     return 0 if rows and all(row.good for row in rows) else 1
+
+
+def _data(rows: list[AuditRow], matrix: list[MatrixRow]) -> dict[str, object]:
+    return {
+        "flashcheck": __version__,
+        "mutants": [asdict(row) | {"good": row.good} for row in rows],
+        "rivals": [asdict(row) for row in matrix],
+    }

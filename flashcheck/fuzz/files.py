@@ -10,16 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes the whole file or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
+from flashcheck.files import write_atomically
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -23,6 +23,7 @@ from flashcheck.inputs.coverage import required
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.kernel import Kernel
 from flashcheck.masks import ALIGNMENTS
+from flashcheck.plan import Plan
 from flashcheck.problem import OPTIONS
 from flashcheck.report.certificate import (
     Certificate,
@@ -99,7 +100,7 @@ def certificate_of(
             )
             for (dtype, name), counts in outcome.checks.items()
         ],
-        findings=[_finding_part(f, problems) for f in outcome.findings],
+        findings=[finding_part(f, problems) for f in outcome.findings],
         slack=[
             SlackPart(
                 dtype=dtype,
@@ -129,8 +130,15 @@ def certificate_of(
         ),
         problems=problems,
         pictures=pictures_of(outcome),
+        tilings={dtype: tally.describe() for dtype, tally in outcome.tilings.items() if tally.problems},
         judge_faults=outcome.judge_faults,
     )
+
+
+def certificate_of_nothing(kernel: Kernel, device: str) -> Certificate:
+    """Kernel, machine and versions as they are here and now, with nothing judged."""
+    plan = Plan("none", 0, (), (), {})
+    return certificate_of(kernel, Outcome(plan), device, "", datetime.datetime.now(datetime.UTC))
 
 
 def versions() -> dict[str, str]:
@@ -309,7 +317,8 @@ def _is_special(check: str) -> bool:
     return not check.endswith((".bound", ".rms", ".algorithm", ".score_scale", ".cast_of_p"))
 
 
-def _finding_part(finding: Finding, problems: dict[str, dict[str, Any]]) -> FindingPart:
+def finding_part(finding: Finding, problems: dict[str, dict[str, Any]]) -> FindingPart:
+    """A finding as data; its spec is noted in ``problems``."""
     record = finding.record
     return FindingPart(
         check=record.check,

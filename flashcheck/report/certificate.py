@@ -8,9 +8,7 @@ Schema of the current format; older formats are upgraded as they are read (``upg
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +17,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from flashcheck.errors import ArgumentError
+from flashcheck.files import write_atomically
 from flashcheck.report.upgrade import upgraded
 
 FORMAT_VERSION: Literal[2] = 2
@@ -229,6 +228,8 @@ class Certificate(_Part):
     slack: list[SlackPart]
     oracle: list[OraclePart] = []
     coverage: CoveragePart
+    tilings: dict[str, str] = {}
+    """dtype -> which tile size and order explain the bits, for a kernel that declares none. Informative."""
     problems: dict[str, dict[str, Any]]
     """Problem id -> the spec that rebuilds it exactly (``flashcheck.inputs.spec.ProblemSpec``)."""
     pictures: list[PicturePart]
@@ -282,13 +283,4 @@ def read(path: Path) -> Certificate:
 
 def write(certificate: Certificate, path: Path) -> None:
     """Writes atomically: a reader sees the old file or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(certificate.to_json())
-        os.chmod(temporary, 0o644)  # mkstemp makes it private
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_atomically(path, certificate.to_json())

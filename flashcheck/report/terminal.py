@@ -13,7 +13,7 @@ from rich.text import Text
 from flashcheck.report.certificate import Certificate, FindingPart, TensorPart
 
 _STYLE = {"certified": "bold green", "rejected": "bold red", "incomplete": "bold yellow"}
-_MEANING = {
+MEANING = {
     "certified": "everything declared was judged; every element lies inside its proved bound",
     "rejected": "at least one check failed",
     "incomplete": "nothing failed, but something that the kernel declares was not judged",
@@ -41,6 +41,8 @@ def print_certificate(console: Console, certificate: Certificate, verbose: bool 
     for finding in certificate.findings:
         for line in finding_lines(certificate.kernel.name, finding):
             console.print(line, soft_wrap=True)
+    for dtype, tiling in certificate.tilings.items():
+        console.print(Text(f"tiling, {dtype}: {tiling}"), soft_wrap=True)
     for fault in certificate.judge_faults:
         console.print(Text(f"judge: {fault}", style="bold magenta"), soft_wrap=True)
     for dtype, labels in certificate.coverage.missing.items():
@@ -53,7 +55,7 @@ def print_ending(console: Console, certificate: Certificate, path: str) -> None:
     """Verdict, file, next command: the last lines of every run."""
     verdict = certificate.verdict
     line = Text(verdict.upper(), style=_STYLE.get(verdict, "bold magenta"))
-    line.append(f"  {certificate.kernel.name}: {_MEANING[verdict]}", style="default")
+    line.append(f"  {certificate.kernel.name}: {MEANING[verdict]}", style="default")
     console.print(line, soft_wrap=True)
     console.print(Text(f"certificate  {path}"), soft_wrap=True)
     console.print(Text(f"again        {certificate.run.command}"), soft_wrap=True)
@@ -81,9 +83,9 @@ def tensor_table(certificate: Certificate) -> Table:
             t.tensor,
             f"{t.cases:,}",
             f"{t.elements:,}",
-            _number(t.worst_margin),
+            number(t.worst_margin),
             place(t, certificate.problems),
-            _ratio(t),
+            ratio(t),
             f"{t.special_passed}/{t.special_total}",
             Text(t.verdict, style=style),
         )
@@ -128,14 +130,16 @@ def finding_lines(kernel: str, finding: FindingPart) -> list[Text]:
     return lines[:_LINES_PER_FINDING]
 
 
-def _number(x: float) -> str:
+def number(x: float) -> str:
+    """Three decimals, or three digits where it is large."""
     return "inf" if math.isinf(x) else f"{x:.3f}" if x < 1000 else f"{x:.3g}"
 
 
-def _ratio(t: TensorPart) -> str:
+def ratio(t: TensorPart) -> str:
+    """The rms ratio; with a star where it is information only."""
     if t.rms_ratio is None:
         return "-"
-    return _number(t.rms_ratio) + ("" if t.rms_judged else " *")
+    return number(t.rms_ratio) + ("" if t.rms_judged else " *")
 
 
 def place(t: TensorPart, problems: dict[str, dict[str, Any]]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -20,6 +22,10 @@ def text(rows: list[audit.AuditRow]) -> str:
     return out.getvalue()
 
 
+def run(names: tuple[str, ...], rivals: bool = False, file: Path | None = None) -> int:
+    return run_audit(names, rivals, file, Console(file=io.StringIO()), Console(file=io.StringIO()))
+
+
 @pytest.fixture(name="only")
 def _only(monkeypatch: pytest.MonkeyPatch) -> object:
     def choose(*mutants: Mutant) -> None:
@@ -28,13 +34,15 @@ def _only(monkeypatch: pytest.MonkeyPatch) -> object:
     return choose
 
 
-def test_caught_mutants_make_a_sound_audit(only) -> None:
+def test_caught_mutants_make_a_sound_audit(only, tmp_path: Path) -> None:
     only(MUTANTS["causal-one-extra"], MUTANTS["empty-row-mean"])
     rows = audit.audit()
     assert [row.good for row in rows] == [True, True]
     assert "one key past the diagonal" in rows[0].likely
     assert "SOUND  2 of 2" in text(rows)
-    assert run_audit(Console(file=io.StringIO())) == 0
+    assert run(("causal-one-extra", "empty-row-mean"), file=tmp_path / "audit.json") == 0
+    data = json.loads((tmp_path / "audit.json").read_text())
+    assert [row["good"] for row in data["mutants"]] == [True, True]
 
 
 def test_a_mutant_that_no_check_sees_survives(only, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +52,7 @@ def test_a_mutant_that_no_check_sees_survives(only, monkeypatch: pytest.MonkeyPa
     rows = audit.audit()
     assert rows[0].caught == ()
     assert "SURVIVED" in text(rows)
-    assert run_audit(Console(file=io.StringIO())) == 1
+    assert run(("causal-one-extra",)) == 1
 
 
 def test_a_rejected_control_is_a_false_alarm(only, monkeypatch: pytest.MonkeyPatch) -> None:

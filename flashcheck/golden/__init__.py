@@ -1,0 +1,1 @@
+"""Golden vectors: problems with answers to 30 digits, for kernels in any language (golden/README.md)."""

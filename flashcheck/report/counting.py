@@ -1,0 +1,50 @@
+"""Progress of work that is counted in problems: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from flashcheck.report.progress import SECONDS_BETWEEN_LINES
+
+
+class Counting:
+    """Context manager; call it with (done, total, what was done last)."""
+
+    def __init__(self, console: Console, name: str) -> None:
+        self.console, self.name = console, name
+        self.last = time.monotonic()
+        self.bar: Progress | None = None
+        if console.is_terminal:
+            self.bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=console,
+                transient=True,
+            )
+
+    def __enter__(self) -> Counting:
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def __call__(self, done: int, total: int, note: str) -> None:
+        if self.bar is not None:
+            if not self.bar.tasks:
+                self.bar.add_task(self.name, total=total, note=note)
+            self.bar.update(self.bar.tasks[0].id, completed=done, note=note)
+        elif time.monotonic() - self.last >= SECONDS_BETWEEN_LINES:
+            self.last = time.monotonic()
+            self.console.print(f"{self.name}: {done} of {total} problems ({note})", highlight=False)

@@ -1,0 +1,183 @@
+"""Problems whose answers are exact in every format, and every launch configuration to run them on.
+
+Queries and keys are rows of a Hadamard matrix times a factor that makes a match outweigh all else by more
+than 2^150: a row's weights are 1/w for its w matching keys, a power of two, and 0 for all others. Values and
+output gradients are -1, 0 or 1. O, dV and dP are then exact, P and dS are exact once rounded to 16 bits or
+TF32, and so are the sums dQ and dK: any other bit is a fault of the kernel, the assembler or the machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from kernels import interpreter, tuning
+from kernels.backward_delta import launch_delta
+from kernels.backward_dkdv import launch_dkdv
+from kernels.backward_dq import launch_dq
+from kernels.decode_kernel import launch_decode
+from kernels.forward_kernel import launch_forward
+from kernels.operands import Gradients
+from kernels.options import parse_options
+from kernels.quantise import prepare
+from kernels.score_path import parse_score_path
+from kernels.tuning import Tile
+
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+@dataclass(frozen=True)
+class Exact:
+    """A problem with its answers, float64 on the CPU."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    dout: torch.Tensor
+    answers: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One kernel with one tile; ``score`` as the caller of the kernels gives it."""
+
+    kernel: str
+    dtype: torch.dtype
+    head_dim: int
+    tile: Tile
+    score: str | None = None
+
+    def __str__(self) -> str:
+        t = self.tile
+        shape = f"{t.block_m}x{t.block_n} warps {t.num_warps} stages {t.num_stages}"
+        return f"{self.kernel} {self.dtype} score {self.score} d {self.head_dim} {shape}"
+
+
+def exact_problem(dtype, head_dim, device, num_queries=150, num_keys=300, heads=2, kv_heads=1, seed=0):
+    """(problem, its scale). Keys past a power of two match no query; the last head dims may be zero."""
+    codes = 1 << (head_dim.bit_length() - 1)
+    matrix = torch.ones(1, 1)
+    while matrix.shape[0] < codes:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    matrix = torch.nn.functional.pad(matrix, (0, head_dim - codes)) * max(1.0, 128.0 / codes)
+    generator = torch.Generator().manual_seed(seed)
+    matched = 1 << (num_keys.bit_length() - 1)
+    used = min(codes, matched)
+    pick_k = torch.cat([torch.arange(matched) % used])[torch.randperm(matched, generator=generator)]
+    pick_q = torch.randint(0, used, (heads, num_queries), generator=generator)
+    # A match scores 128 * 128 / codes or more; scale brings it to 128 for all dims, exactly.
+    scale = 128.0 / float(matrix[0].square().sum())
+    k = torch.zeros(kv_heads, num_keys, head_dim)
+    k[:, :matched] = matrix[pick_k]
+    q = matrix[pick_q]
+    values = torch.randint(-1, 2, (kv_heads, num_keys, head_dim), generator=generator).float()
+    sparse = torch.rand(heads, num_queries, head_dim, generator=generator) < 8 / head_dim
+    dout = torch.randint(-1, 2, (heads, num_queries, head_dim), generator=generator).float() * sparse
+    group = heads // kv_heads
+    keys, vals = (x.repeat_interleave(group, 0).double() for x in (k, values))
+    matches = ((scale * q.double() @ keys.mT) > 64).double()
+    shares = matches / matches.sum(-1, keepdim=True)
+    out = shares @ vals
+    ds = shares * (dout.double() @ vals.mT - (dout.double() * out).sum(-1, keepdim=True))
+    per_kv = (kv_heads, group)
+    answers = {
+        "out": out,
+        "lse": 128.0 + matches.sum(-1).log(),
+        "dq": scale * ds @ keys,
+        "dk": (scale * ds.mT @ q.double()).unflatten(0, per_kv).sum(1),
+        "dv": (shares.mT @ dout.double()).unflatten(0, per_kv).sum(1),
+    }
+    wide = torch.bfloat16 if dtype in FP8 else dtype
+    tensors = [x[None].to(d).to(device) for x, d in ((q, dtype), (k, dtype), (values, dtype), (dout, wide))]
+    return Exact(*tensors, {n: x[None] for n, x in answers.items()}), scale
+
+
+@contextmanager
+def poisoned():
+    """Memory that torch hands out uninitialised holds NaN."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def faults(configuration, device, options=None, **sizes):
+    """What of the answers is not exact, as text; the outputs' memory is poisoned before."""
+    interpreter.repair()
+    c = configuration
+    problem, scale = exact_problem(c.dtype, c.head_dim, device, **sizes)
+    q, k, v, dout = problem.q, problem.k, problem.v, problem.dout
+    path = parse_score_path(c.dtype, c.score, None, None, False, True, False)
+    parsed = parse_options(q, k, scale=scale, **(options or {}))
+    stored = problem.answers["out"].to(dout.dtype).to(device), problem.answers["lse"].float().to(device)
+    with poisoned():
+        operands = prepare(q, k, v, parsed, path)
+        if c.kernel == "forward":
+            found = dict(zip(("out", "lse"), launch_forward(operands, parsed, path, c.tile), strict=True))
+        elif c.kernel == "decode":
+            parts = launch_decode(q, k, v, None, parsed, path, 3, c.tile)
+            found = dict(zip(("out", "lse"), parts, strict=True))
+        else:
+            given = (operands.q, operands.k, operands.v) if path.operand == "tf32" else (q, k, v)
+            delta = launch_delta(dout, stored[0], None)
+            gradients = Gradients(*given, dout, stored[1], delta)
+            if c.kernel == "dq":
+                found = {"dq": launch_dq(gradients, operands, parsed, path, c.tile)}
+            else:
+                pair = launch_dkdv(gradients, operands, parsed, path, c.tile)
+                found = dict(zip(("dk", "dv"), pair, strict=True))
+    wrong = []
+    for name, x in found.items():
+        exact = problem.answers[name]
+        # The log-sum-exp has roundings of its own; so has an fp32 P, and the row sum under an fp32 output.
+        loose = name == "lse" or path.operand == "fp32" or (path.operand == "tf32" and name == "out")
+        error = (x.double().cpu() - exact.to(x.dtype).double()).abs()
+        allowed = 1e-4 * exact.abs().max() if loose else 0.0
+        if not bool((error <= allowed).all()):
+            wrong.append(f"{name}: {int((~(error <= allowed)).sum())} of {error.numel()} elements")
+    return wrong
+
+
+PATHS = (
+    (torch.float16, None),
+    (torch.bfloat16, None),
+    (torch.float32, None),
+    (torch.float32, "tf32"),
+    (torch.float8_e4m3fn, None),
+    (torch.float8_e5m2, None),
+    (torch.bfloat16, "e4m3"),
+)
+
+
+def configurations(arch="sm90"):
+    """Every entry of the table for ``arch``, with the head dims and dtypes that it serves."""
+    found = []
+    for dtype, score in PATHS:
+        path = parse_score_path(dtype, score, None, None, False, True, False)
+        operand_bytes = 1 if path.operand in ("e4m3", "e5m2") else dtype.itemsize
+        gradient_bytes = 2 if path.gradient in ("fp16", "bf16") else 4
+        tables = [("forward", t.get((arch, operand_bytes), {})) for t in tuning.forward_tables()]
+        for kernel in ("dq", "dkdv"):
+            table = tuning.backward_tables(two_copies=score == "e4m3")
+            tables.append((kernel, table.get((arch, gradient_bytes, kernel), {})))
+        for kernel, by_dim in tables:
+            found += [Configuration(kernel, dtype, dim, tile, score) for dim, tile in by_dim.items()]
+        if score is None:
+            sizes = itertools.product((32, 64, 128, 256), (1, 64))
+            tiles = [(d, tuning.decode_tile("cuda", dtype.itemsize, d, d, rows, 1000)) for d, rows in sizes]
+            found += [Configuration("decode", dtype, d, tile, score) for d, tile in tiles]
+    return list(dict.fromkeys(found))
+
+
+def distinct_blocks(found):
+    """One configuration for each kernel and block size: warps and stages mean nothing in the interpreter."""
+    seen = {}
+    for c in found:
+        bare = replace(c, tile=Tile(c.tile.block_m, c.tile.block_n))
+        seen.setdefault((c.kernel, bare.tile), bare)
+    return list(seen.values())

@@ -1,0 +1,184 @@
+"""What only a GPU can show, in one run: `python -m tests.kernels.on_gpu --json FILE`.
+
+Every launch configuration on exact problems and poisoned memory; 100 repeats, bit by bit; the casts to
+fp8 against the rounding in the fp32 domain, over all fp32 numbers; the published outlier test. Without a GPU
+it runs small, in the interpreter. Exits with 1 where anything is wrong.
+"""
+
+import argparse
+import concurrent.futures
+import datetime
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+PROCESSES = 12
+"""Most of the time goes into compiling, so that parts run side by side, each in a process of its own."""
+
+
+def side_by_side(task, arguments, device):
+    """Results of ``task(argument, device)`` in order; an exception becomes its text."""
+    if device.type != "cuda":
+        return [attempt(task, argument, device) for argument in arguments]
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(PROCESSES, mp_context=context) as pool:
+        running = [pool.submit(attempt, task, argument, device) for argument in arguments]
+        return [future.result() for future in running]
+
+
+def attempt(task, argument, device):
+    # After an illegal access every later call of the same process fails too; the first one is the fault.
+    try:
+        return task(argument, device)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:300]}"
+
+
+def exact_one(configuration, device):
+    from tests.kernels.exactness import faults
+
+    return faults(configuration, device)
+
+
+def exactness(device):
+    """Configuration -> what is not exact; a configuration that does not compile or run is wrong too."""
+    from tests.kernels.exactness import configurations, distinct_blocks
+
+    found = configurations()
+    found = found if device.type == "cuda" else distinct_blocks(found)[:2]
+    results = zip(found, side_by_side(exact_one, found, device), strict=True)
+    return {"configurations": len(found), "wrong": {str(c): result for c, result in results if result}}
+
+
+def repeat_one(arguments, device):
+    import kernels
+    from tests.kernels.attention import inputs, make
+
+    d, count = arguments
+    size = {"batch": 2, "heads": 4, "kv_heads": 2, "nq": 1000, "nk": 1500}
+    size = size if device.type == "cuda" else {**size, "batch": 1, "nq": 20, "nk": 40}
+    q, k, v = inputs(device, torch.bfloat16, d=d, **size)
+    options = {"causal": "bottom_right"}
+    dout = make(q.shape, q.dtype, 9, device)
+    first, differ = None, set()
+    for _ in range(count):
+        out, lse = kernels.forward(q, k, v, **options)
+        found = {"out": out, "lse": lse, **kernels.backward(dout, q, k, v, out, lse, **options)}
+        found["e4m3"] = kernels.forward(q, k, v, score="e4m3", hadamard=True)[0]
+        found["decode"] = kernels.flash_decode(q[:, :, :1], k, v)
+        first = first or found
+        differ |= {f"{n} d {d}" for n, x in found.items() if not torch.equal(x, first[n])}
+    return sorted(differ)
+
+
+def repeats(device, count):
+    """Names of results that differ between repeats of one call."""
+    dims = (32, 64, 128, 256) if device.type == "cuda" else (16,)
+    results = side_by_side(repeat_one, [(d, count) for d in dims], device)
+    return {"calls": count * len(dims), "differ": [result for result in results if result]}
+
+
+def casts(device):
+    """Format -> fp32 numbers that the machine's cast and the rounding in the fp32 domain turn into others."""
+    from kernels import interpreter
+    from tests.kernels.rounding_probe import cast, rounded
+
+    interpreter.repair()
+    step = 2**26 if device.type == "cuda" else 2**14
+    stop = 2**32 if device.type == "cuda" else 2**15
+    found = {}
+    for name, dtype in (("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)):
+        wrong = 0
+        for start in range(0, stop, step):
+            bits = torch.arange(start, start + step, device=device, dtype=torch.int64).to(torch.int32)
+            x = bits.view(torch.float32)
+            a, b = cast(x, dtype).float(), rounded(x, name)
+            wrong += int(((a != b) & ~(a.isnan() & b.isnan())).sum())
+        found[name] = wrong
+    return {"numbers": stop, "differ": found}
+
+
+def outliers_one(arguments, device):
+    from tests.kernels.precision import outlier_rms
+
+    path, sizes = arguments
+    return outlier_rms(device, **sizes, **path)
+
+
+def precision(device):
+    """The outlier test for each score path, with the published numbers."""
+    from tests.kernels.precision import PATHS, PUBLISHED
+
+    gpu = device.type == "cuda"
+    sizes = {"num_queries": 1024, "num_keys": 4096, "heads": 32} if gpu else {"heads": 1, "num_keys": 64}
+    paths = PATHS[: None if gpu else 1]
+    results = side_by_side(outliers_one, [(path, sizes) for path in paths], device)
+    rows = [{"path": path, "rms": rms} for path, rms in zip(paths, results, strict=True)]
+    for row in rows:
+        rotated = row["path"]["score"] != "e4m3" or row["path"].get("hadamard")
+        row["published"] = PUBLISHED.get(row["path"]["score"]) if rotated else None
+    return {"head_dim": 128, **sizes, "rows": rows}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, required=True, help="where the results go")
+    parser.add_argument("--repeats", type=int, default=100, help="calls that must agree bit by bit")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
+    import triton
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    report = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "interpreter",
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "ptxas": os.environ.get("TRITON_PTXAS_PATH", "Triton's own"),
+    }
+    count = arguments.repeats if device.type == "cuda" else min(arguments.repeats, 2)
+    parts = {
+        "casts": lambda: casts(device),
+        "precision": lambda: precision(device),
+        "repeats": lambda: repeats(device, count),
+        "exactness": lambda: exactness(device),
+    }
+    for name, part in parts.items():
+        started = time.perf_counter()
+        try:
+            report[name] = part()
+        except Exception as error:
+            report[name] = {"failed": f"{type(error).__name__}: {str(error)[:500]}"}
+        report[name]["seconds"] = round(time.perf_counter() - started, 1)
+        print(f"{name}: {json.dumps(report[name])}", flush=True)
+        write(arguments.json, report)  # after each part: a kill loses one part
+    sys.exit(0 if good(report) else 1)
+
+
+def good(report):
+    """Nothing failed, nothing differs, nothing is less precise than published."""
+    parts = [report[name] for name in ("casts", "precision", "repeats", "exactness")]
+    if any("failed" in part for part in parts):
+        return False
+    rows = report["precision"]["rows"]
+    ran = all(isinstance(row["rms"], float) for row in rows)
+    precise = ran and all(row["published"] is None or row["rms"] <= row["published"] for row in rows)
+    same = not any(report["casts"]["differ"].values()) and not report["repeats"]["differ"]
+    return precise and same and not report["exactness"]["wrong"]
+
+
+def write(path, report):
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        json.dump(report, file, indent=1)
+    Path(file.name).replace(path)
+
+
+if __name__ == "__main__":
+    main()
