@@ -211,6 +211,8 @@ def _from_declaration(data: dict[str, Any], name: str) -> Kernel:
     if "forward" not in data:
         raise ArgumentError("__flashcheck__", sorted(data), "a dict with at least 'forward'")
     forward, backward, declared = data["forward"], data.get("backward"), data.get("arithmetic")
+    # A declaration may ask for the options of the call, as keyword arguments by their contract names.
+    by_options = declared is not None and "options" in inspect.signature(declared).parameters
 
     def run_forward(problem: Problem) -> ForwardResult:
         out, lse = forward(problem.q, problem.k, problem.v, **call_options(problem))
@@ -227,7 +229,8 @@ def _from_declaration(data: dict[str, Any], name: str) -> Kernel:
         if declared is None:
             return default_arithmetic(problem)
         sizes = (problem.head_dim, problem.value_dim, problem.num_queries, problem.num_keys)
-        data = declared(problem.format.name, *sizes, problem.q.device.type)
+        extra = {"options": call_options(problem)} if by_options else {}
+        data = declared(problem.format.name, *sizes, problem.q.device.type, **extra)
         if problem.cu_seqlens_k is not None:
             # Tiles of a packed batch start at each segment's first row; a tiling of all keys is another.
             data = {**data, "block_keys": None, "block_queries": None, "order": "unknown"}

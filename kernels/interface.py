@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from kernels import interpreter
+from kernels.hopper.calls import simple_by_name
 from kernels.operators import forward_op
 from kernels.passes import run_backward, run_forward
 from kernels.score_path import OPERAND_DTYPE, plain_path
-from kernels.tuning import backward_tile, forward_tile
+from kernels.tuning import architecture, backward_tile, forward_tile, hopper_has, hopper_tile
 
 _ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 
@@ -144,23 +145,44 @@ def flash_attention(
 
 
 def arithmetic(
-    dtype_name: str, head_dim: int, value_dim: int, num_queries: int, num_keys: int, device_type: str
+    dtype_name: str,
+    head_dim: int,
+    value_dim: int,
+    num_queries: int,
+    num_keys: int,
+    device_type: str,
+    *,
+    options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Where the kernels round, for one problem, as plain data."""
+    """Where the kernels round, for one problem, as plain data; ``options``: of `flash_attention`."""
+    options = options or {}
     sizes = (device_type, _ELEMENT_BYTES[dtype_name], head_dim, value_dim, num_queries, num_keys)
+    data_mask = options.get("mask") is not None or options.get("bias") is not None
+    kind = {"data_mask": data_mask, "simple": simple_by_name(options)}
     return {
         "probability_format": dtype_name,
         "grad_score_format": dtype_name,
         "score_format": None,
         "output_format": dtype_name,
         "lse_format": "fp32",
-        "block_keys": forward_tile(*sizes).block_n,
-        "block_queries": backward_tile("dkdv", *sizes).block_m,
+        "block_keys": forward_tile(*sizes, **kind).block_n,
+        "block_queries": _block_queries(sizes, options),
         "order": "ascending",
         "row_sum": "unrounded",
         "scale_placement": "exponent_subtract_first" if dtype_name == "fp16" else "exponent_fma",
         "scale_roundings": 1,
     }
+
+
+def _block_queries(sizes: tuple[str, int, int, int, int, int], options: Mapping[str, Any]) -> int | None:
+    """Queries a tile of the backward; None where it depends on how the tensors lie in memory."""
+    portable = backward_tile("dkdv", *sizes).block_m
+    device_type, element_bytes, head_dim, value_dim, *lengths = sizes
+    on_hopper = architecture(device_type) == "sm90" and hopper_has(element_bytes, head_dim, value_dim)
+    if not (on_hopper and simple_by_name(options)):
+        return portable
+    tiles = {hopper_tile("dkdv", device_type, head_dim, banded, *lengths) for banded in (False, True)}
+    return portable if {tile.block_m for tile in tiles} == {portable} else None
 
 
 def _self_test() -> list[str]:

@@ -175,7 +175,7 @@ def parse_options(
     ):
         _check_device(name, x, q)
     factor = scale / softcap if softcap is not None else scale * LOG2E
-    plain = softcap is None and bias is None and alibi_slopes is None and abs(factor) >= _SMALLEST_FACTOR
+    plain = softcap is None and bias is None and alibi_slopes is None and is_plain_factor(factor)
     return Options(
         scale=scale,
         sigma=factor if plain else 1.0,
@@ -198,6 +198,11 @@ def parse_options(
         longest_q=longest_q,
         longest_k=longest_k,
     )
+
+
+def is_plain_factor(factor: float) -> bool:
+    """Whether a score may be multiplied by this inside the exponent: it is not flushed to zero."""
+    return abs(factor) >= _SMALLEST_FACTOR
 
 
 def _band(

@@ -13,6 +13,10 @@ from kernels.backward_delta import launch_delta
 from kernels.backward_dkdv import launch_dkdv
 from kernels.backward_dq import launch_dq
 from kernels.forward_kernel import launch_forward
+from kernels.hopper.backward_dkdv import launch_hopper_dkdv
+from kernels.hopper.backward_dq import launch_hopper_dq
+from kernels.hopper.calls import takes
+from kernels.hopper.forward import launch_hopper_forward
 from kernels.operands import Gradients
 from kernels.options import check_gradients, check_tensors, parse_options
 from kernels.quantise import prepare
@@ -25,6 +29,8 @@ def run_forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor
     path = _score_path(q, options)
     parsed = parse_options(q, k, **options)
     interpreter.repair()
+    if not path.converts and takes(q, k, v, parsed):
+        return launch_hopper_forward(q, k, v, parsed)
     return launch_forward(prepare(q, k, v, parsed, path), parsed, path)
 
 
@@ -46,8 +52,14 @@ def run_backward(
     check_gradients(dout, q, v, out, lse, dlse, path)
     parsed = parse_options(q, k, **options)
     interpreter.repair()
-    operands = prepare(q, k, v, parsed, path)
     delta = launch_delta(dout, out, dlse)
+    if not path.converts and takes(q, k, v, parsed, dout):
+        # No bias and no sink here: these are all the gradients.
+        lse = lse if lse.stride(2) == 1 else lse.contiguous()
+        dq = launch_hopper_dq(dout, q, k, v, lse, delta, parsed)
+        dk, dv = launch_hopper_dkdv(dout, q, k, v, lse, delta, parsed)
+        return {"dq": dq, "dk": dk, "dv": dv}
+    operands = prepare(q, k, v, parsed, path)
     rounded = path.operand == "tf32"
     given = (operands.q, operands.k, operands.v) if rounded else (q, k, v)
     tensors = Gradients(*given, dout, lse, delta)

@@ -119,20 +119,25 @@ _BACKWARD_TWO_COPIES: dict[tuple[str, int, str], dict[int, Tile]] = {
         256: Tile(64, 32, 8, 1),
     },
 }
-# The kernels of kernels/hopper, 16-bit: (kernel, head dim) -> tile of calls that see all keys, and of calls
-# with a band (causal, window).
+# The portable forward of calls that the kernels of kernels/hopper would take if their tensors lay right: as
+# many keys a tile as those, so that what is declared of a call does not depend on addresses.
+_FORWARD_SIMPLE: dict[tuple[str, int], dict[int, Tile]] = {("sm90", 2): {64: Tile(64, 128, 4, 2)}}
+# The kernels of kernels/hopper, 16-bit: (kernel, padded head dim) -> tile of calls that see all keys, and of
+# calls with a band (causal, window). The fastest of `kernels.bench.sweep` on an H200 (geometric mean over 1k,
+# 4k and 16k), judged and repeated; 8 warps in the backward where those cost under 5 %. 256 is not yet swept.
 _HOPPER: dict[tuple[str, int], tuple[Tile, Tile]] = {
-    ("forward", 64): (Tile(128, 64, 4, 3), Tile(128, 64, 4, 3)),
-    ("forward", 128): (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
+    ("forward", 64): (Tile(64, 128, 4, 2), Tile(64, 128, 4, 2)),
+    ("forward", 128): (Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
     ("forward", 256): (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
-    ("dkdv", 64): (Tile(64, 128, 8, 2), Tile(64, 128, 8, 2)),
-    ("dkdv", 128): (Tile(64, 128, 8, 1), Tile(64, 128, 8, 1)),
+    ("dkdv", 64): (Tile(64, 64, 4, 2), Tile(32, 64, 4, 3)),
+    ("dkdv", 128): (Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
     ("dkdv", 256): (Tile(32, 64, 8, 2), Tile(32, 64, 8, 2)),
-    ("dq", 64): (Tile(128, 128, 8, 2), Tile(128, 128, 8, 2)),
-    ("dq", 128): (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
+    ("dq", 64): (Tile(128, 64, 8, 4), Tile(128, 64, 8, 3)),
+    ("dq", 128): (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
     ("dq", 256): (Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
 }
-HOPPER_HEAD_DIMS = tuple(sorted({dim for _, dim in _HOPPER}))
+HOPPER_HEAD_DIMS = tuple(sorted({dim for _, dim in _HOPPER}))  # padded
+_SWEPT_HEAD_DIMS = (64, 128)
 # Other GPUs: what fits 100 KiB of shared memory.
 _SMALL_SHARED_MEMORY: dict[int, dict[int, Tile]] = {
     1: {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 2), 256: Tile(64, 32, 4, 1)},
@@ -163,11 +168,12 @@ def forward_tile(
     num_queries: int,
     num_keys: int,
     data_mask: bool = False,
+    simple: bool = False,
 ) -> Tile:
     """The forward's tile for a problem; the same call answers what a kernel declares about itself.
 
     Sizes are those of what enters the products: ``element_bytes`` is 1 for fp8, whose products take 32 keys
-    at least.
+    at least. ``simple``: no more options than the kernels of kernels/hopper take (`kernels.hopper.calls`).
     """
     fp8 = element_bytes == 1
     arch = architecture(device_type)
@@ -175,6 +181,8 @@ def forward_tile(
         return Tile(_interpreter_side(num_queries), max(_interpreter_side(num_keys), 32 if fp8 else 16))
     key = (arch, element_bytes)
     by_dim = _FORWARD.get(key, _SMALL_SHARED_MEMORY[element_bytes])
+    if simple and hopper_has(element_bytes, head_dim, value_dim):
+        by_dim = {**by_dim, **_FORWARD_SIMPLE.get(key, {})}
     if data_mask:
         by_dim = _FORWARD_WITH_DATA_MASK.get(key, by_dim)
     if key in (("sm90", 2), ("sm90", 1)) and min(padded(head_dim), padded(value_dim)) <= 32:
@@ -210,13 +218,19 @@ def backward_tile(
     ]
 
 
+def hopper_has(element_bytes: int, head_dim: int, value_dim: int) -> bool:
+    """Whether kernels/hopper has swept tiles for these; rows are whole units of 16 bytes."""
+    swept = padded(head_dim) in _SWEPT_HEAD_DIMS
+    return element_bytes == 2 and head_dim == value_dim and head_dim % 8 == 0 and swept
+
+
 def hopper_tile(
     kernel: str, device_type: str, head_dim: int, banded: bool, num_queries: int, num_keys: int
 ) -> Tile:
     """The tile of a kernel of kernels/hopper: ``"forward"``, ``"dq"`` or ``"dkdv"``."""
     if architecture(device_type) == "interpreter":
         return Tile(_interpreter_side(num_queries), _interpreter_side(num_keys))
-    return _HOPPER[kernel, head_dim][banded]
+    return _HOPPER[kernel, padded(head_dim)][banded]
 
 
 def decode_tile(

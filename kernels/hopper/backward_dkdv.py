@@ -17,7 +17,7 @@ from kernels.launch import device_of
 from kernels.masking import band_sees, tile_range
 from kernels.options import Options
 from kernels.scores import LOG2E
-from kernels.tuning import Tile, hopper_tile
+from kernels.tuning import Tile, hopper_tile, padded
 
 
 @triton.jit(do_not_specialize=["n_tiles", "n_rows", "section", "n_queries", "n_keys", "left", "right"])
@@ -44,6 +44,7 @@ def _hopper_dkdv_kernel(
     left,
     right,
     D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BOTTOM_RIGHT: tl.constexpr,
@@ -59,10 +60,10 @@ def _hopper_dkdv_kernel(
 
     o_j = i_n + tl.arange(0, BLOCK_N)
     o_m = tl.arange(0, BLOCK_M)
-    b_k = d_k.load([i_b, i_hk, i_n, 0]).reshape(BLOCK_N, D)
-    b_v = d_v.load([i_b, i_hk, i_n, 0]).reshape(BLOCK_N, D)
-    b_dk = tl.zeros([BLOCK_N, D], dtype=tl.float32)
-    b_dv = tl.zeros([BLOCK_N, D], dtype=tl.float32)
+    b_k = d_k.load([i_b, i_hk, i_n, 0]).reshape(BLOCK_N, BLOCK_D)
+    b_v = d_v.load([i_b, i_hk, i_n, 0]).reshape(BLOCK_N, BLOCK_D)
+    b_dk = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
+    b_dv = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
     last = tl.minimum(i_n + BLOCK_N, n_keys) - 1
     start, full_start, full_stop, stop = tile_range(
         i_n, last, n_queries, -shift, right, left, HAS_RIGHT, HAS_LEFT, False, BLOCK_M
@@ -77,8 +78,8 @@ def _hopper_dkdv_kernel(
             part_stop = tl.minimum(full_start, stop) if i_part == 0 else (full_stop if i_part == 1 else stop)
             for i_m in tl.range(part_start, part_stop, BLOCK_M):
                 o_i = i_m + o_m
-                b_q = d_q.load([i_b, i_h, i_m, 0]).reshape(BLOCK_M, D)
-                b_do = d_do.load([i_b, i_h, i_m, 0]).reshape(BLOCK_M, D)
+                b_q = d_q.load([i_b, i_h, i_m, 0]).reshape(BLOCK_M, BLOCK_D)
+                b_do = d_do.load([i_b, i_h, i_m, 0]).reshape(BLOCK_M, BLOCK_D)
                 if i_part != 1:
                     b_lse2 = tl.load(p_lse_head + o_i, mask=o_i < n_queries, other=0.0) * LOG2E
                     b_delta = tl.load(p_delta_head + o_i, mask=o_i < n_queries, other=0.0)
@@ -106,8 +107,9 @@ def _hopper_dkdv_kernel(
                 b_dk = tl.dot(b_ds.to(b_q.dtype), b_q, b_dk)
 
     o_out = (i_bh.to(tl.int64) * n_keys + i_n) * D
-    o_out += tl.arange(0, BLOCK_N)[:, None] * D + tl.arange(0, D)[None, :]
-    m_write = (o_j < n_keys)[:, None]
+    o_d = tl.arange(0, BLOCK_D)[None, :]
+    o_out += tl.arange(0, BLOCK_N)[:, None] * D + o_d
+    m_write = (o_j < n_keys)[:, None] & (o_d < D)
     tl.store(p_dk + o_out, (b_dk * scale).to(p_dk.dtype.element_ty), mask=m_write)
     tl.store(p_dv + o_out, b_dv.to(p_dv.dtype.element_ty), mask=m_write)
 
@@ -164,6 +166,7 @@ def launch_hopper_dkdv(
             options.left or 0,
             options.right or 0,
             D=head_dim,
+            BLOCK_D=padded(head_dim),
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
             BOTTOM_RIGHT=options.bottom_right,

@@ -14,7 +14,7 @@ from kernels.launch import device_of
 from kernels.masking import band_sees, tile_range
 from kernels.options import Options
 from kernels.scores import LOG2E
-from kernels.tuning import Tile, hopper_tile
+from kernels.tuning import Tile, hopper_tile, padded
 
 
 @triton.jit(do_not_specialize=["n_tiles", "n_rows", "section", "n_queries", "n_keys", "left", "right"])
@@ -40,6 +40,7 @@ def _hopper_dq_kernel(
     left,
     right,
     D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BOTTOM_RIGHT: tl.constexpr,
@@ -55,13 +56,13 @@ def _hopper_dq_kernel(
     o_m = i_m + tl.arange(0, BLOCK_M)
     o_n = tl.arange(0, BLOCK_N)
     m_row = o_m < n_queries
-    b_q = d_q.load([i_b, i_h, i_m, 0]).reshape(BLOCK_M, D)
-    b_do = d_do.load([i_b, i_h, i_m, 0]).reshape(BLOCK_M, D)
+    b_q = d_q.load([i_b, i_h, i_m, 0]).reshape(BLOCK_M, BLOCK_D)
+    b_do = d_do.load([i_b, i_h, i_m, 0]).reshape(BLOCK_M, BLOCK_D)
     p_lse += i_b.to(tl.int64) * s_lse[0] + i_h.to(tl.int64) * s_lse[1]
     p_delta += i_b.to(tl.int64) * s_delta[0] + i_h.to(tl.int64) * s_delta[1]
     b_lse2 = tl.load(p_lse + o_m, mask=m_row, other=0.0) * LOG2E
     b_delta = tl.load(p_delta + o_m, mask=m_row, other=0.0)
-    b_dq = tl.zeros([BLOCK_M, D], dtype=tl.float32)
+    b_dq = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     start, full_start, full_stop, stop = tile_range(
         i_m,
         tl.minimum(i_m + BLOCK_M, n_queries) - 1,
@@ -78,8 +79,8 @@ def _hopper_dq_kernel(
         part_start = start if i_part == 0 else (full_start if i_part == 1 else full_stop)
         part_stop = tl.minimum(full_start, stop) if i_part == 0 else (full_stop if i_part == 1 else stop)
         for i_n in tl.range(part_start, part_stop, BLOCK_N):
-            b_k = d_k.load([i_b, i_h // group, i_n, 0]).reshape(BLOCK_N, D)
-            b_v = d_v.load([i_b, i_h // group, i_n, 0]).reshape(BLOCK_N, D)
+            b_k = d_k.load([i_b, i_h // group, i_n, 0]).reshape(BLOCK_N, BLOCK_D)
+            b_v = d_v.load([i_b, i_h // group, i_n, 0]).reshape(BLOCK_N, BLOCK_D)
             b_s = tl.dot(b_q, b_k.T)
             b_dp = tl.dot(b_do, b_v.T)
             m_seen = (o_n >= 0)[None, :]
@@ -100,8 +101,9 @@ def _hopper_dq_kernel(
             b_dq = tl.dot(b_ds.to(b_k.dtype), b_k, b_dq)
 
     o_out = (i_bh.to(tl.int64) * n_queries + i_m) * D
-    o_out += tl.arange(0, BLOCK_M)[:, None] * D + tl.arange(0, D)[None, :]
-    tl.store(p_dq + o_out, (b_dq * scale).to(p_dq.dtype.element_ty), mask=m_row[:, None])
+    o_d = tl.arange(0, BLOCK_D)[None, :]
+    o_out += tl.arange(0, BLOCK_M)[:, None] * D + o_d
+    tl.store(p_dq + o_out, (b_dq * scale).to(p_dq.dtype.element_ty), mask=m_row[:, None] & (o_d < D))
 
 
 def launch_hopper_dq(
@@ -154,6 +156,7 @@ def launch_hopper_dq(
             options.left or 0,
             options.right or 0,
             D=head_dim,
+            BLOCK_D=padded(head_dim),
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
             BOTTOM_RIGHT=options.bottom_right,

@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.options import Options
-from kernels.tuning import HOPPER_HEAD_DIMS, architecture
+from kernels.options import LOG2E, Options, is_plain_factor
+from kernels.tuning import HOPPER_HEAD_DIMS, architecture, hopper_has, padded
 
 _ALIGNMENT = 16  # bytes, of a descriptor's base and strides
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, options: Options, *others: Tensor) -> bool:
-    """Whether the Hopper kernels run this call: the device has them and they can."""
-    return architecture(q.device.type) == "sm90" and possible(q, k, v, options, *others)
+    """Whether the Hopper kernels run this call: the device has them, and their tiles are tuned for it."""
+    return (
+        architecture(q.device.type) == "sm90"
+        and hopper_has(q.element_size(), q.shape[3], v.shape[3])
+        and possible(q, k, v, options, *others)
+    )
 
 
 def possible(q: Tensor, k: Tensor, v: Tensor, options: Options, *others: Tensor) -> bool:
     """Whether the kernels cover the options, dtype and dims, and the copy engine can read all tensors."""
-    plain = options.plain and not options.data_mask
-    dense = options.cu_q is None and options.key_lengths is None
     return (
-        plain
-        and dense
-        and options.slopes is None
-        and options.sink is None
+        simple(options)
         and q.element_size() == 2
         and q.shape[3] == v.shape[3]
-        and q.shape[3] in HOPPER_HEAD_DIMS
+        and padded(q.shape[3]) in HOPPER_HEAD_DIMS
         and all(_readable(x) for x in (q, k, v, *others))
     )
+
+
+def simple(options: Options) -> bool:
+    """Whether a call has no more options than these kernels cover: a band, and a scale above 2^-126."""
+    dense = options.cu_q is None and options.key_lengths is None
+    return options.plain and not options.data_mask and dense and options.sink is None
+
+
+def simple_by_name(given: Mapping[str, Any]) -> bool:
+    """`simple`, asked of the options as a user gives them."""
+    scale = given.get("scale")
+    return set(given) <= {"scale", "causal", "window"} and (scale is None or is_plain_factor(scale * LOG2E))
 
 
 def _readable(x: Tensor) -> bool:
@@ -38,6 +52,7 @@ def _readable(x: Tensor) -> bool:
         x.numel() > 0
         and x.data_ptr() % _ALIGNMENT == 0
         and x.stride(3) == 1
+        and x.shape[3] * x.element_size() % _ALIGNMENT == 0
         and all(
             n == 1 or (stride > 0 and stride * x.element_size() % _ALIGNMENT == 0)
             for n, stride in zip(x.shape[:3], x.stride()[:3], strict=True)
@@ -46,10 +61,10 @@ def _readable(x: Tensor) -> bool:
 
 
 def descriptor(x: Tensor, rows: int) -> TensorDescriptor:
-    """Tiles of ``rows`` whole rows of one (batch, head); rows past the length read as zero."""
+    """Tiles of ``rows`` whole rows of one (batch, head), padded; what lies outside reads as zero."""
     # The stride of a dimension of one entry is never used, but has to be legal.
     strides = [s if n > 1 else x.shape[3] for n, s in zip(x.shape[:3], x.stride()[:3], strict=True)]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, x.shape[3]])
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, padded(x.shape[3])])
 
 
 def section_heads(kv: Tensor, group: int, total_heads: int, budget: int = 32 << 20) -> int:

@@ -13,7 +13,7 @@ from kernels.launch import device_of
 from kernels.masking import band_sees, row_sees_any, tile_range
 from kernels.options import Options
 from kernels.softmax import maximum_in_log2, online_softmax_step, softmax_start
-from kernels.tuning import Tile, hopper_tile
+from kernels.tuning import Tile, hopper_tile, padded
 
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -37,6 +37,7 @@ def _hopper_forward_kernel(
     left,
     right,
     D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BOTTOM_RIGHT: tl.constexpr,
@@ -53,8 +54,8 @@ def _hopper_forward_kernel(
 
     o_m = i_m + tl.arange(0, BLOCK_M)
     o_n = tl.arange(0, BLOCK_N)
-    b_q = d_q.load([i_b, i_h, i_m, 0]).reshape(BLOCK_M, D)
-    b_acc = tl.zeros([BLOCK_M, D], dtype=tl.float32)
+    b_q = d_q.load([i_b, i_h, i_m, 0]).reshape(BLOCK_M, BLOCK_D)
+    b_acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     m_i, l_i = softmax_start(BLOCK_M, NEGATIVE, SUBTRACT_FIRST)
     start, full_start, full_stop, stop = tile_range(
         i_m,
@@ -73,7 +74,7 @@ def _hopper_forward_kernel(
         part_start = start if i_part == 0 else (full_start if i_part == 1 else full_stop)
         part_stop = tl.minimum(full_start, stop) if i_part == 0 else (full_stop if i_part == 1 else stop)
         for i_n in tl.range(part_start, part_stop, BLOCK_N):
-            b_k = d_k.load([i_b, i_h // group, i_n, 0]).reshape(BLOCK_N, D)
+            b_k = d_k.load([i_b, i_h // group, i_n, 0]).reshape(BLOCK_N, BLOCK_D)
             b_s = tl.dot(b_q, b_k.T)
             if i_part != 1:
                 m_seen = band_sees(
@@ -89,7 +90,7 @@ def _hopper_forward_kernel(
                 )
                 b_s = tl.where(m_seen, b_s, float("inf") if NEGATIVE else float("-inf"))
             b_p, b_alpha, m_i, l_i = online_softmax_step(b_s, sigma, m_i, l_i, NEGATIVE, SUBTRACT_FIRST)
-            b_v = d_v.load([i_b, i_h // group, i_n, 0]).reshape(BLOCK_N, D)
+            b_v = d_v.load([i_b, i_h // group, i_n, 0]).reshape(BLOCK_N, BLOCK_D)
             b_acc = b_acc * b_alpha[:, None]
             b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc)
 
@@ -100,8 +101,9 @@ def _hopper_forward_kernel(
     b_o = tl.where(m_any[:, None], b_acc / l_i[:, None], 0.0)
     m_row = o_m < n_queries
     p_o += i_b.to(tl.int64) * s_o[0] + i_h.to(tl.int64) * s_o[1] + i_m.to(tl.int64) * s_o[2]
-    o_o = tl.arange(0, BLOCK_M)[:, None] * s_o[2] + tl.arange(0, D)[None, :]
-    tl.store(p_o + o_o, b_o.to(p_o.dtype.element_ty), mask=m_row[:, None])
+    o_d = tl.arange(0, BLOCK_D)[None, :]
+    o_o = tl.arange(0, BLOCK_M)[:, None] * s_o[2] + o_d
+    tl.store(p_o + o_o, b_o.to(p_o.dtype.element_ty), mask=m_row[:, None] & (o_d < D))
     tl.store(p_lse + i_bh.to(tl.int64) * n_queries + o_m, b_lse, mask=m_row)
 
 
@@ -143,6 +145,7 @@ def launch_hopper_forward(
             options.left or 0,
             options.right or 0,
             D=head_dim,
+            BLOCK_D=padded(head_dim),
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
             BOTTOM_RIGHT=options.bottom_right,

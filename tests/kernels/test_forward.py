@@ -195,7 +195,7 @@ def test_surface(device):
     assert torch.equal(out, pair[0])
     declared = kernels.flash_attention.__flashcheck__
     assert declared["self_test"]() == []
-    plain = declared["arithmetic"]("bf16", 64, 64, 100, 100, device.type)
+    plain = declared["arithmetic"]("bf16", 64, 64, 100, 100, device.type, options={})
     assert plain["probability_format"] == "bf16"
     assert plain["block_keys"] >= 16
 

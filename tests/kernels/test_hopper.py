@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import kernels
+from kernels import passes
 from kernels.backward_dkdv import launch_dkdv
 from kernels.backward_dq import launch_dq
 from kernels.forward_kernel import launch_forward
@@ -78,7 +79,12 @@ def test_lengths_and_masks(lengths, options, device):
 @pytest.mark.parametrize(
     ("d", "dtype", "options"),
     [(64, dtype, options) for dtype in DTYPES for options in MASKS[1:4]]
-    + [(128, DTYPES[1], MASKS[0]), (256, DTYPES[0], MASKS[2])],
+    + [
+        (128, DTYPES[1], MASKS[0]),
+        (256, DTYPES[0], MASKS[2]),
+        (40, DTYPES[1], MASKS[1]),
+        (96, DTYPES[0], {}),
+    ],
     ids=str,
 )
 def test_bits_of_the_portable_kernels(d, dtype, options, device):
@@ -180,8 +186,57 @@ def test_calls_that_go_to_the_portable_kernels(device):
     assert not possible(v=v[..., :32])
     wide = make((1, 2, 20, 65), torch.bfloat16, 0, device)
     assert not possible(q=wide[..., 1:])  # base and rows off 16 bytes
+    odd = make((1, 2, 20, 66), torch.bfloat16, 0, device)
+    assert not possible(q=odd, k=odd, v=odd)  # rows that are not whole units of 16 bytes
     assert not possible(q=q.float(), k=k.float(), v=v.float())
     assert not possible(k=k[:, :, :0], v=v[:, :, :0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *MASKS,
+        {"scale": 0.0},
+        {"scale": 1e-38},
+        {"scale": -1e-30},
+        {"softcap": 3.0},
+        {"sink": torch.zeros(2)},
+        {"alibi_slopes": torch.ones(2)},
+        {"key_lengths": torch.tensor([3])},
+        {"mask": torch.ones(1, 1, 20, 20, dtype=torch.bool)},
+        {"bias": torch.zeros(1, 1, 20, 20)},
+        {"cu_seqlens_q": torch.tensor([0, 20]), "cu_seqlens_k": torch.tensor([0, 20])},
+    ],
+    ids=lambda options: " ".join(options) or "none",
+)
+def test_the_declaration_knows_what_a_call_asks_for(options, device):
+    options = {n: x.to(device) if torch.is_tensor(x) else x for n, x in options.items()}
+    q, k, _ = inputs(device, torch.bfloat16, nq=20, nk=20, d=64)
+    assert calls.simple_by_name(options) == calls.simple(parse_options(q, k, **options))
+
+
+def test_the_passes_take_these_kernels(device, monkeypatch):
+    """Forced, as on Hopper: both passes agree with the portable ones to rounding, an LSE with any strides."""
+    q, k, v = inputs(device, torch.bfloat16, heads=2, kv_heads=1, nq=40, nk=50, d=96)
+    launched = []
+    for name in ("forward", "dq", "dkdv"):
+        launch = getattr(passes, f"launch_hopper_{name}")
+        monkeypatch.setattr(
+            passes, f"launch_hopper_{name}", lambda *a, n=name, run=launch: launched.append(n) or run(*a)
+        )
+    out, lse = kernels.forward(q, k, v, causal="top_left")
+    dout = make(out.shape, out.dtype, 100, device)
+    portable = kernels.backward(dout, q, k, v, out, lse, causal="top_left")
+    if interpreted():
+        assert launched == []
+        monkeypatch.setattr(passes, "takes", calls.possible)
+    launched.clear()
+    got = kernels.forward(q, k, v, causal="top_left")
+    assert all(torch.equal(a, b) for a, b in zip(got, (out, lse), strict=True))
+    strided = lse.transpose(1, 2).contiguous().transpose(1, 2)
+    hopper = kernels.backward(dout, q, k, v, out, strided, causal="top_left")
+    assert launched == ["forward", "dq", "dkdv"]
+    assert all(torch.equal(hopper[name], portable[name]) for name in portable)
 
 
 @pytest.mark.skipif(not interpreted(), reason="what a GPU without Hopper's engine does")

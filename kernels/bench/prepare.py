@@ -1,0 +1,65 @@
+"""Compiles what a run of `kernels.bench` will need into the caches, one problem a process.
+
+Run as a program with one JSON argument: {"batch", "heads", "length", "head_dim", "causal"}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from kernels.bench.problems import Size
+
+_ROOT = Path(__file__).parents[2]
+
+
+def compile_ahead(sizes: Sequence[Size], seconds: float) -> int:
+    """Compile for all problems at once, for ``seconds`` at most; how many processes ended well."""
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    deadline = time.monotonic() + seconds
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "kernels.bench.prepare", json.dumps(asdict(size))],
+            cwd=_ROOT,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for size in sizes
+    ]
+    done = 0
+    try:
+        for process in running:
+            try:
+                done += process.wait(max(0.1, deadline - time.monotonic())) == 0
+            except subprocess.TimeoutExpired:
+                continue
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    return done
+
+
+def main() -> None:
+    import torch
+
+    from kernels.bench.methods import FLEX, OURS, attention
+
+    size = Size(**json.loads(sys.argv[1]))
+    q, k, v, dout = size.tensors("cuda", 4)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    for name in (OURS, FLEX):
+        out = attention(name, size.causal, size.length, "cuda")(*leaves)
+        torch.autograd.grad(out, leaves, dout, retain_graph=True)
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The benchmark: what counts, what is left out, and that a whole run goes through."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.bench import goals, tables
+from kernels.bench.grid import LARGEST_DIFFERENCE, difference, measure, ratio, tflops
+from kernels.bench.methods import CUDNN, EAGER, FLASH2, OURS
+from kernels.bench.problems import size
+
+ROOT = Path(__file__).parents[2]
+
+
+def entry(forward, backward, **more):
+    kinds = {"forward": {"tflops": forward}, "backward": {"tflops": backward}}
+    return {"error": None, "difference": 1e-3, **kinds, **more}
+
+
+def row(head_dim=64, **methods):
+    return {"head_dim": head_dim, "length": 4096, "causal": False, "methods": methods}
+
+
+def test_only_right_results_count():
+    good = row(**{OURS: entry(300.0, 200.0), CUDNN: entry(400.0, 400.0)})
+    assert ratio(good, CUDNN, "forward") == 0.75
+    assert ratio(good, CUDNN, "backward") == 0.5
+    assert ratio(good, FLASH2, "forward") is None
+    for change in ({"error": "broken"}, {"difference": 2 * LARGEST_DIFFERENCE}, {"difference": float("inf")}):
+        bad = row(**{OURS: entry(300.0, 200.0, **change), CUDNN: entry(400.0, 400.0)})
+        assert tflops(bad, OURS, "forward") is None
+        assert ratio(bad, CUDNN, "forward") is None
+
+
+def test_ratios_are_geometric_means_or_the_least():
+    rows = [
+        row(**{OURS: entry(100.0, 50.0), CUDNN: entry(200.0, 50.0), FLASH2: entry(50.0, 10.0)}),
+        row(**{OURS: entry(200.0, 50.0), CUDNN: entry(100.0, 50.0), FLASH2: entry(40.0, 10.0)}),
+        row(128, **{OURS: entry(300.0, 50.0), CUDNN: entry(100.0, 50.0), FLASH2: entry(100.0, 10.0)}),
+    ]
+    record = {"cudnn": 1, "grid": rows, "extras": {"packed": {"error": "out of time"}}}
+    judged = {goal["goal"]: goal for goal in goals.judged(record)}
+    assert judged["forward / cuDNN, d=64, mean"]["ratio"] == pytest.approx(1.0)
+    assert judged["forward / cuDNN, d=64, mean"]["reached"] == "target"
+    assert judged["forward / FlashAttention-2, least"]["ratio"] == pytest.approx(2.0)
+    assert judged["forward / FlashAttention-2, least"]["reached"] == "stretch"
+    assert judged["forward / flex_attention, least"]["reached"] == "not measured"
+    assert judged["forward packed uniform / dense"]["reached"] == "not measured"
+    assert "not measured" in tables.goals(list(judged.values()))
+    assert all(goal["ratio"] is None for goal in goals.judged({**record, "cudnn": None}))
+
+
+def test_a_difference_with_a_nan_is_infinite():
+    x = torch.randn(10)
+    spoiled = x.clone()
+    spoiled[3] = torch.nan
+    assert difference([x], [x]) == 0
+    assert difference([x, spoiled], [x, x]) == float("inf")
+
+
+def test_a_method_that_fails_is_recorded_and_the_others_go_on(device):
+    problem = size(16, 32, False, 32, 16)
+    methods = [EAGER, CUDNN, FLASH2]
+    measured = measure(problem, methods, device.type, 1.0, EAGER, {FLASH2: "out of time"})
+    assert measured["methods"][EAGER]["forward"]["milliseconds"] > 0
+    assert measured["methods"][FLASH2] == {"error": "out of time"}
+    if device.type == "cpu":
+        assert measured["methods"][CUDNN]["error"]
+    text = tables.row(measured, methods)
+    assert "out of time" in text
+    assert "eager" in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tiny problems in the interpreter")
+def test_a_whole_run(tmp_path):
+    record, figure = tmp_path / "run.json", tmp_path / "run.svg"
+    command = [sys.executable, "-m", "kernels.bench", "--head-dims", "64", "--seconds", "60"]
+    environment = {n: x for n, x in os.environ.items() if n != "TRITON_INTERPRET"} | {"PYTHONPATH": str(ROOT)}
+    run = subprocess.run(
+        [*command, "--json", record, "--figure", figure, "--quick"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(record.read_text())
+    assert [row["causal"] for row in found["grid"]] == [False, True]
+    for measured in found["grid"]:
+        assert measured["methods"][OURS]["error"] is None
+        assert measured["methods"][OURS]["difference"] < LARGEST_DIFFERENCE
+    assert set(found["extras"]) >= {"memory", "eager", "head dims", "packed", "grouped", "host", "fp8"}
+    assert all(goal["reached"] == "not measured" for goal in found["goals"])
+    assert "ratio of speeds" in run.stdout
+    assert "no figure" in run.stdout or figure.read_text().startswith("<?xml")
