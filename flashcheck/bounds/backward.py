@@ -60,9 +60,10 @@ def backward_bound(
     sigma: dict[str, Tensor] = {}
     linear: dict[str, Tensor] = {}
     if conditional:
-        sigma = rms_backward.backward_sigma(problem, forward, exact, given.lse, pairs, sums, machine)
+        stored = centred.predicted_pairs(pairs, arithmetic)
+        sigma = rms_backward.backward_sigma(problem, forward, exact, given.lse, pairs, stored, sums, machine)
         linear = rms_backward.first_order(pairs, problem)
-        centres = centred.gradient_intervals(exact, pairs, sums, overflow)
+        centres = centred.gradient_intervals(exact, stored, sums, overflow)
     tensors = {}
     ds_slack, p_slack = pairs.ds_error + pairs.ds_rounding, pairs.p_error + pairs.p_rounding
     ds_size = pairs.ds.abs()

@@ -8,6 +8,8 @@ this one was not computed by the algorithm that was declared.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -85,9 +87,27 @@ def forward_interval(
     return rounded_interval(torch.where(rows.live, centre, 0.0), error, arithmetic.output_format, overflow)
 
 
+@dataclass(frozen=True, slots=True)
+class PredictedPairs:
+    """What P and dS round to, and the widths of what they can round to: term [C1]; (B, H, Nq, Nk)."""
+
+    p: Tensor
+    p_slack: Tensor
+    ds: Tensor
+    ds_slack: Tensor
+
+
+def predicted_pairs(pairs: PairErrors, arithmetic: Arithmetic) -> PredictedPairs:
+    """The stored operands of a backward's products."""
+    p_format = arithmetic.probability_format
+    ds_format = arithmetic.grad_score_format or p_format
+    p, p_slack = _predicted(pairs.p, pairs.p_error, p_format, arithmetic.probability_scale)
+    return PredictedPairs(p, p_slack, *_predicted(pairs.ds, pairs.ds_error, ds_format, 1.0))
+
+
 def gradient_intervals(
     exact: BackwardQuantities,
-    pairs: PairErrors,
+    stored: PredictedPairs,
     sums: dict[str, GradientSum],
     overflow: dict[str, Tensor | None],
 ) -> dict[str, Interval]:
@@ -95,25 +115,20 @@ def gradient_intervals(
 
     Gradients whose exact value is not finite (a stored LSE too coarse for its scores) are unlimited.
     """
-    arithmetic = sums["dq"].arithmetic
-    p_format, factor = arithmetic.probability_format, arithmetic.probability_scale
-    ds_format = arithmetic.grad_score_format or p_format
-    stored_p, slack_p = _predicted(pairs.p, pairs.p_error, p_format, factor)
-    stored_ds, slack_ds = _predicted(pairs.ds, pairs.ds_error, ds_format, 1.0)
-    size_ds = stored_ds.abs()
+    size_ds = stored.ds.abs()
     result = {}
     for name, total in sums.items():
-        stored, size, slack = (
-            (stored_p, stored_p, slack_p) if name == "dv" else (stored_ds, size_ds, slack_ds)
-        )
-        centre = total.apply(stored, total.other, above=False).mul_(total.factor)
+        operand, size, slack = stored.ds, size_ds, stored.ds_slack
+        if name == "dv":
+            operand, size, slack = stored.p, stored.p, stored.p_slack
+        centre = total.apply(operand, total.other, above=False).mul_(total.factor)
         error = total.error(centre, size, slack).nan_to_num_(torch.inf, torch.inf)
         defined = torch.isfinite(getattr(exact, name)) & torch.isfinite(centre)
         if not bool(defined.all()):
             error, centre = torch.where(defined, error, torch.inf), torch.where(defined, centre, 0.0)
         past = overflow[name]
         past = None if past is None else past.expand_as(centre)
-        result[name] = rounded_interval(centre, error, arithmetic.output_format, past)
+        result[name] = rounded_interval(centre, error, total.arithmetic.output_format, past)
     return result
 
 

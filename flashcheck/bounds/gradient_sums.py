@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
 from flashcheck.bounds.numbers import SMALLEST_FP32, UNIT, is_power_of_two
-from flashcheck.bounds.products import by_head, by_kv_head, product_above
+from flashcheck.bounds.products import by_head, by_kv_head, product_above, signed_product
 from flashcheck.bounds.tiling import SMALLEST_TILE
 from flashcheck.formats import Format, half_ulp
 from flashcheck.problem import Problem
@@ -103,6 +103,14 @@ class GradientSum:
         if not per_head:
             weights, other = by_kv_head(self.problem, weights), by_kv_head(self.problem, other)
         return product_above(weights, other, transposed=True) if above else weights.mT @ other
+
+    def rough(self, weights: Tensor) -> Tensor:
+        """factor * weights times other, to single precision."""
+        rows = by_kv_head(self.problem, weights)
+        if self.over_keys:
+            return by_head(self.problem, signed_product(rows, self.other)).mul_(self.factor)
+        other = by_kv_head(self.problem, self.other)
+        return signed_product(rows, other, transposed=True).mul_(self.factor)
 
     def error(self, exact: Tensor, size: Tensor, slack: Tensor) -> Tensor:
         """Terms [G1] to [G5]: error of the sum before it is stored; shape of the gradient.

@@ -60,15 +60,17 @@ def product_above(a: Tensor, b: Tensor, *, transposed: bool = False) -> Tensor:
     return result.mul_(limit)
 
 
-def signed_product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b for a non-negative ``a``, off by at most (n + 8) 2^-23 of a @ |b| (floors apart)."""
-    if not a.shape[-1] or not a.numel() or not b.numel():
-        return a @ b
-    row, column = a.amax(-1, keepdim=True), b.abs().amax(-2, keepdim=True)
-    limit = row * column
+def signed_product(a: Tensor, b: Tensor, *, transposed: bool = False) -> Tensor:
+    """a @ b (``transposed``: a^T @ b), off by at most (n + 8) 2^-23 of |a| @ |b| (floors apart)."""
+    across = -2 if transposed else -1
+    if not a.shape[across] or not a.numel() or not b.numel():
+        return (a.mT if transposed else a) @ b
+    row, column = a.abs().amax(across, keepdim=True), b.abs().amax(-2, keepdim=True)
+    limit = (row.mT if transposed else row) * column
     if not (_float32_is_exact(a) and bool(torch.isfinite(limit).all())):
-        return a @ b
-    return (_scaled(a, row) @ _scaled(b, column)).double().mul_(limit)
+        return (a.mT if transposed else a) @ b
+    left = _scaled(a, row)
+    return ((left.mT if transposed else left) @ _scaled(b, column)).double().mul_(limit)
 
 
 def _float32_is_exact(x: Tensor) -> bool:

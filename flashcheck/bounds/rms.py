@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
 from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT
-from flashcheck.bounds.products import weighted, weighted_above
+from flashcheck.bounds.products import by_head, by_kv_head, signed_product, weighted, weighted_above
 from flashcheck.bounds.rows import SoftmaxRows
 from flashcheck.bounds.spread import Deviations
 from flashcheck.bounds.weights import WeightErrors, tile_weights
@@ -53,11 +53,12 @@ def forward_sigma(
     scores.addcmul_(rows.gap, rows.gap, value=0.36 * UNIT**2).add_((weights.exp_error / 1.73) ** 2)
     p_square = p.square()
     scores.mul_(p_square)
-    rounding = _probability_variance(weights, arithmetic)
+    shift, rounding = _probability_rounding(weights, arithmetic)
+    rounded_sum = arithmetic.row_sum == "rounded"
     unit = machine.accumulator(arithmetic.product_format or arithmetic.probability_format)
     ends, bridge = accumulation_weights(unit, num_keys)
     effect, absolute = scores, p_square * bridge
-    if rounding is not None and arithmetic.row_sum == "rounded":
+    if rounding is not None and rounded_sum:
         effect = scores + rounding
     elif rounding is not None:
         absolute.add_(rounding)
@@ -68,8 +69,14 @@ def forward_sigma(
     total = scores.sum(-1, keepdim=True) + accumulation_variance(
         machine.vector, num_keys, torch.ones_like(rows.lse), torch.ones_like(rows.lse)
     )
-    if rounding is not None and arithmetic.row_sum == "rounded":
+    if rounding is not None and rounded_sum:
         total = total + rounding.sum(-1, keepdim=True)
+    if shift is not None:
+        moved = by_head(problem, signed_product(by_kv_head(problem, shift), rows.values))
+        if rounded_sum:
+            moved_sum = shift.sum(-1, keepdim=True)
+            moved, total = moved - out * moved_sum, total + moved_sum.square()
+        variance.add_(moved.square_())
     bias = score_bias(problem, exact, arithmetic, machine)
     if bias is not None:
         drift = p * _with_sink(bias, rows)
@@ -77,7 +84,9 @@ def forward_sigma(
         total = total + drift_total.square()
         variance.add_((weighted(problem, drift, rows.values) - out * drift_total).square())
     total = total + 3 * (ROUNDING_RMS * UNIT * rows.row_max).square()
-    total = total + (0.25 * machine.log_absolute) ** 2
+    log_sum = torch.log(rows.row_sum).abs()
+    logarithm = (machine.log_relative * log_sum).clamp(min=machine.log_absolute) / 1.73
+    total = total + torch.where(log_sum == 0, 0.0, logarithm).square()
     return variance.sqrt_(), total.sqrt_()
 
 
@@ -111,12 +120,20 @@ def _with_sink(x: Tensor, rows: SoftmaxRows) -> Tensor:
     return torch.nn.functional.pad(x, (0, 1)) if rows.has_sink else x
 
 
-def _probability_variance(weights: WeightErrors, arithmetic: Arithmetic) -> Tensor | None:
-    """Variance of rounding P, in shares of the row: known operand, uniform error over one spacing."""
+def _probability_rounding(
+    weights: WeightErrors, arithmetic: Arithmetic
+) -> tuple[Tensor | None, Tensor | None]:
+    """(shift, variance) of rounding P, in shares of the row, (B, H, Nq, n); None where there is none.
+
+    Where the tiling is declared the errors are known, sign included; elsewhere their variance is that of a
+    uniform error over one spacing of the value that most weights are rounded at.
+    """
     rows = weights.rows
     fmt, factor = arithmetic.probability_format, arithmetic.probability_scale
     if fmt.precision >= 24:
-        return None
+        return None, None
+    one_chain = arithmetic.rescale_threshold == 0 and arithmetic.splits == 1
+    known = weights.tiling.running_max is not None and one_chain
     if arithmetic.normalise == "before_product":
         weight, share = rows.p, None
         size = rows.lse.abs() + 1
@@ -130,16 +147,20 @@ def _probability_variance(weights: WeightErrors, arithmetic: Arithmetic) -> Tens
         size = weights.tiling.per_key(running.abs()) + rows.gap
     value = weight if factor == 1.0 else weight * factor
     half = half_ulp(value, fmt)
-    inexact = (round_nearest(value, fmt) != value).double()
+    stored = round_nearest(value, fmt)
+    inexact = (stored != value).double()
     if factor != 1.0:
         half.div_(factor)
     # A representable operand (P = 1 at the maximum) rounds to itself, unless fp32 errors move it.
     moved = torch.minimum(half, (ROUNDING_RMS * UNIT) * size * weight)
-    deviation = torch.minimum(weight, half.mul_(3.0**-0.5)).mul_(inexact)
-    deviation.addcmul_(moved, 1.0 - inexact)
+    deviation = moved.mul_(1.0 - inexact)
+    shift = stored.sub_(value).div_(factor) if known else None
+    if shift is None:
+        deviation.addcmul_(torch.minimum(weight, half.mul_(3.0**-0.5)), inexact)
     if share is not None:
         deviation.mul_(share)
-    return deviation.square_()
+        shift = None if shift is None else shift.mul_(share)
+    return shift, deviation.square_()
 
 
 def score_variance(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Machine
+from flashcheck.bounds.centred import PredictedPairs
 from flashcheck.bounds.gradient_sums import GradientSum, dout_of, sum_group
 from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT
 from flashcheck.bounds.pairs import PairErrors
@@ -18,7 +19,6 @@ from flashcheck.bounds.rms import (
     score_variance,
     softcap_slope,
 )
-from flashcheck.formats import Format, half_ulp
 from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
 from flashcheck.problem import Problem
 
@@ -29,17 +29,18 @@ def backward_sigma(
     exact: BackwardQuantities,
     lse: Tensor,
     pairs: PairErrors,
+    stored: PredictedPairs,
     sums: dict[str, GradientSum],
     machine: Machine,
 ) -> dict[str, Tensor]:
     """Standard deviations of dq, dk, dv before they are rounded; shapes of q, k, v."""
     arithmetic = sums["dq"].arithmetic
     v2 = (problem.v.double() * problem.v_descale).square()
-    stored = torch.where(torch.isfinite(lse), lse.double(), 0.0).unsqueeze(-1)
-    argument = forward.scores.nan_to_num(0.0, 0.0, 0.0) - stored
+    reference = torch.where(torch.isfinite(lse), lse.double(), 0.0).unsqueeze(-1)
+    argument = forward.scores.nan_to_num(0.0, 0.0, 0.0) - reference
     log_p = score_variance(problem, forward, arithmetic, machine)
     log_p.addcmul_(argument, argument, value=(ROUNDING_RMS * UNIT) ** 2)
-    log_p.add_(2 * (ROUNDING_RMS * UNIT * stored).square() + (pairs.exp_error / 1.73) ** 2)
+    log_p.add_(2 * (ROUNDING_RMS * UNIT * reference).square() + (pairs.exp_error / 1.73) ** 2)
     p, ds = pairs.p, pairs.ds
     p_square, ds_square = p.square(), ds.square()
     # dS errs as P does, as dP does, and by its own two roundings.
@@ -50,19 +51,27 @@ def backward_sigma(
     if problem.softcap is not None:
         slope = softcap_slope(problem, forward)
         ds_variance.mul_(slope.square())
-        ds_variance.add_(_slope_variance(pairs, slope, machine))
     ds_variance.addcmul_(ds_square, log_p + UNIT**2 / 3)
-    ds_variance.add_(_rounding(ds, arithmetic.grad_score_format or arithmetic.probability_format, 1.0))
+    if problem.softcap is not None:
+        ds_variance.add_(_tanh_twice(problem, forward, pairs, slope, machine)).clamp_(min=0.0)
     p_variance = log_p.mul_(p_square)
-    p_variance.add_(_rounding(p, arithmetic.probability_format, arithmetic.probability_scale))
+    # The roundings of P and dS are known, sign included: rows of nearly equal P share one error, which adds
+    # up over the rows as independent errors do not.
+    shifts: dict[str, Tensor | None] = {"dv": None, "dq": None, "dk": None}
+    if arithmetic.probability_format.precision < 24:
+        shifts["dv"] = stored.p - p
+    if (arithmetic.grad_score_format or arithmetic.probability_format).precision < 24:
+        shifts["dq"] = shifts["dk"] = stored.ds - ds
     kept = arithmetic.grad_accumulator_format
-    result = {}
+    result: dict[str, Tensor] = {}
     for name, total in sums.items():
         variance, square = (p_variance, p_square) if name == "dv" else (ds_variance, ds_square)
         ends, bridge = accumulation_weights(total.unit, total.terms)
         gradient = getattr(exact, name)
         sigma = total.apply(torch.add(variance, square, alpha=bridge), total.square, above=True)
         sigma.mul_(total.factor**2).addcmul_(gradient, gradient, value=ends)
+        if (shift := shifts[name]) is not None:
+            sigma.add_(total.rough(shift).square_())
         if kept is not None:  # every tile's sum is stored: as many roundings of partial sums as tiles
             tiles = total.tiles * (1 if total.over_keys else problem.group)
             squares = total.apply(square, total.square, above=True).mul_(total.factor**2)
@@ -73,10 +82,16 @@ def backward_sigma(
     return result
 
 
-def _slope_variance(pairs: PairErrors, slope: Tensor, machine: Machine) -> Tensor:
-    """Variance of dS from an error of tanh in the cap's derivative 1 - tanh^2: 2 tanh * error."""
-    tanh_square = 1.0 - slope
-    return (pairs.ds_plain.square() * tanh_square).mul_(4 * machine.tanh_error**2 / 3)
+def _tanh_twice(
+    problem: Problem, forward: ForwardQuantities, pairs: PairErrors, slope: Tensor, machine: Machine
+) -> Tensor:
+    """What the variance of dS gains because one error of tanh enters twice: c err in the score, already
+    counted, and -2 tanh err in the cap's derivative. The two partly cancel."""
+    cap = problem.softcap or 1.0
+    tanh = torch.tanh(forward.products / cap)
+    through = slope * cap
+    both = (through - 2 * tanh).square_().sub_(through.square_())
+    return both.mul_(pairs.ds_plain.square()).mul_(machine.tanh_error**2 / 3)
 
 
 def first_order(pairs: PairErrors, problem: Problem) -> dict[str, Tensor]:
@@ -92,11 +107,3 @@ def first_order(pairs: PairErrors, problem: Problem) -> dict[str, Tensor]:
     keys = ~(column & bad).any(-2).unsqueeze(-1)
     keys = sum_group((~keys).double(), problem) == 0
     return {"dq": rows, "dk": keys, "dv": keys}
-
-
-def _rounding(x: Tensor, fmt: Format, factor: float) -> Tensor | float:
-    """Variance of rounding a known operand to nearest."""
-    if fmt.precision >= 24:
-        return 0.0
-    half = half_ulp(x if factor == 1.0 else x * factor, fmt).mul_(3.0**-0.5 / factor)
-    return torch.minimum(x.abs(), half).square_()
