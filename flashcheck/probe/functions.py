@@ -115,10 +115,10 @@ class _Extremes:
         size = exact.abs()
         zero = (got == 0) & (size > _ROUNDS_TO_ZERO)
         normal = (size >= _SMALLEST) & (size <= _LARGEST) & ~zero
-        error = torch.where(normal, got - exact, 0.0)
+        error = torch.where(normal, got - exact, 0.0).nan_to_num(torch.inf, torch.inf, -torch.inf)
         relative = error / torch.where(normal, size, 1.0)
         largest, place = relative.abs().max(0)
-        if not float(largest) <= self.relative:  # NaN and infinities count as errors too
+        if float(largest) > self.relative:  # a NaN is an infinite error
             self.relative, self.at = float(largest), float(x[place])
         self.ulps = max(self.ulps, float((error.abs() / ulp(torch.where(normal, size, 1.0), FP32)).max()))
         small = normal & (size <= 1)

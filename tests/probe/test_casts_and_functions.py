@@ -120,3 +120,12 @@ def test_addition_and_fused_products():
     assert (found.addition, found.subnormal_sums) == ("nearest even", "kept")
     assert math.isfinite(FP32.max_finite)
     assert found.fused is not None
+
+
+def test_a_nan_is_an_infinite_error(monkeypatch):
+    monkeypatch.setattr(
+        functions, "evaluate", lambda _f, _p, x, *_: torch.where(x == 1.5, torch.nan, torch.exp2(x))
+    )
+    found = functions.measure_function(functions.FUNCTIONS["exp2"], "torch", FEW, CPU)
+    assert found.relative == math.inf
+    assert float.fromhex(found.at) == 1.5
