@@ -9,7 +9,7 @@ error e holds.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -72,7 +72,9 @@ def score_sums(
     if not bool(used.any()):
         return {}
     values = rows.values.repeat_interleave(problem.group, 1)
-    rounding = rms._probability_variance(weights, arithmetic)
+    # As if the tiling were unknown: the test is for kernels whose roundings of P are not predicted.
+    unknown = replace(weights, tiling=replace(weights.tiling, running_max=None))
+    _, rounding = rms._probability_rounding(unknown, arithmetic)
     directions = {}
     if problem.softcap is None and problem.bias is None and problem.alibi_slopes is None:
         log_weight = -rows.p * rows.gap  # a shift common to a row drops out
@@ -132,7 +134,8 @@ def _sums(
     pulled = weighting @ values.mT
     centred = pulled - (weighting * rows.out).sum(-1, keepdim=True)
     moved = centred if arithmetic.row_sum == "rounded" else pulled
-    own = (noise - rounding @ values.square()).clamp(min=0.0)
+    stored = half_ulp(rows.out, arithmetic.output_format).square() / 3
+    own = torch.maximum(noise - rounding @ values.square(), stored)
     variance = float((rounding * moved.square()).sum() + (weighting.square() * own).sum())
     coherent = rows.hide(_coherent(weights, arithmetic, machine))
     allowance = float((rows.p * coherent * centred.abs()).sum())
