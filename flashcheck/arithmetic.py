@@ -14,6 +14,7 @@ from typing import Literal
 from flashcheck.errors import ArgumentError, UnknownNameError
 from flashcheck.formats import BF16, E4M3, E5M2, FP16, FP32, Format, format_named
 
+InputScale = Literal["none", "tensor"]
 Order = Literal["ascending", "descending", "unknown"]
 RowSum = Literal["unrounded", "rounded"]
 ScalePlacement = Literal["exponent_fma", "exponent_subtract_first", "scores", "operands"]
@@ -22,6 +23,7 @@ SinkPosition = Literal["first", "last"]
 Rounding = Literal["nearest", "toward_zero"]
 
 _CHOICES: dict[str, tuple[str, ...]] = {
+    "input_scale": ("none", "tensor"),
     "order": ("ascending", "descending", "unknown"),
     "row_sum": ("unrounded", "rounded"),
     "scale_placement": ("exponent_fma", "exponent_subtract_first", "scores", "operands"),
@@ -35,7 +37,9 @@ class Arithmetic:
     """Where a kernel rounds, as its author declares it.
 
     Attributes:
-        input_format: storage of q, k, v.
+        input_format: storage of q, k, v; where it is not their own, they are converted to it first, by one
+            rounding, and the kernel is judged on the converted values (``operands.as_multiplied``).
+        input_scale: "tensor": before that conversion each of q, k, v is scaled by a power of two.
         output_format: storage of the output (and of the gradients).
         probability_format: P enters the second product in this format.
         product_format: operands of both products are converted to this format first (None: the
@@ -74,6 +78,7 @@ class Arithmetic:
     input_format: Format
     output_format: Format
     probability_format: Format
+    input_scale: InputScale = "none"
     product_format: Format | None = None
     score_format: Format | None = None
     score_scale: float = 1.0
@@ -253,6 +258,7 @@ class Accumulator:
 
 IEEE_FP32 = Accumulator()
 HOPPER_16BIT = Accumulator(block=16, fraction_bits=25, precision=24, rounding="toward_zero")
+HOPPER_TF32 = Accumulator(block=8, fraction_bits=25, precision=24, rounding="toward_zero")
 HOPPER_FP8 = Accumulator(block=32, fraction_bits=13, precision=14, rounding="toward_zero")
 
 
@@ -315,6 +321,7 @@ HOPPER = Machine(
     accumulators={
         "fp16": HOPPER_16BIT,
         "bf16": HOPPER_16BIT,
+        "tf32": HOPPER_TF32,
         "e4m3": HOPPER_FP8,
         "e5m2": HOPPER_FP8,
     },

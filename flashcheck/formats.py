@@ -62,12 +62,14 @@ class Format:
 FP64 = Format("fp64", 53, -1022, torch.finfo(torch.float64).max, False, torch.float64)
 FP32 = Format("fp32", 24, -126, torch.finfo(torch.float32).max, False, torch.float32)
 FP16 = Format("fp16", 11, -14, 65504.0, False, torch.float16)
+TF32 = Format("tf32", 11, -126, (2 - 2.0**-10) * 2.0**127, False, torch.float32)
+"""What TF32 products read of fp32 numbers; stored in fp32, so no dtype of its own."""
 BF16 = Format("bf16", 8, -126, torch.finfo(torch.bfloat16).max, False, torch.bfloat16)
 E4M3 = Format("e4m3", 4, -6, 448.0, True, torch.float8_e4m3fn)
 E5M2 = Format("e5m2", 3, -14, 57344.0, True, torch.float8_e5m2)
 
-FORMATS = {f.name: f for f in (FP64, FP32, FP16, BF16, E4M3, E5M2)}
-_BY_DTYPE = {f.dtype: f for f in FORMATS.values()}
+FORMATS = {f.name: f for f in (FP64, FP32, TF32, FP16, BF16, E4M3, E5M2)}
+_BY_DTYPE = {f.dtype: f for f in FORMATS.values() if f is not TF32}
 
 
 _EXPONENT_BITS = 0x7FF0000000000000

@@ -7,6 +7,11 @@ from kernels.interface import (
     flash_attention_e4m3,
     flash_attention_e5m2,
     forward,
+    score_bf16,
+    score_e4m3,
+    score_e5m2,
+    score_fp16,
+    score_tf32,
 )
 
 __all__ = [
@@ -16,4 +21,9 @@ __all__ = [
     "flash_attention_e5m2",
     "flash_decode",
     "forward",
+    "score_bf16",
+    "score_e4m3",
+    "score_e5m2",
+    "score_fp16",
+    "score_tf32",
 ]

@@ -11,7 +11,7 @@ from kernels import interpreter
 from kernels.hopper.calls import simple_by_name
 from kernels.operators import forward_op
 from kernels.passes import run_backward, run_forward
-from kernels.score_path import OPERAND_DTYPE, plain_path
+from kernels.score_path import FP8, OPERAND_DTYPE, path_of
 from kernels.tuning import architecture, backward_tile, forward_tile, hopper_has, hopper_tile
 
 _ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
@@ -227,37 +227,55 @@ flash_attention.__flashcheck__ = {  # type: ignore[attr-defined]
 }
 
 
-def _fp8_kernel(name: str) -> Callable[..., Tensor | tuple[Tensor, Tensor]]:
-    """`flash_attention` as a kernel of its own for inputs stored in fp8, so that it is judged by itself."""
+def _declared(
+    name: str, dtypes: tuple[str, ...], **path_options: Any
+) -> Callable[..., Tensor | tuple[Tensor, Tensor]]:
+    """`flash_attention` with a score path as a kernel of its own, so that it is judged by itself."""
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
-        return flash_attention(q, k, v, **options)
+        return flash_attention(q, k, v, **path_options, **options)
 
-    def fp8_arithmetic(*sizes: Any) -> dict[str, Any]:
-        tile = forward_tile(sizes[5], 1, *sizes[1:5])
+    def path_forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        return forward(q, k, v, **path_options, **options)
+
+    def path_arithmetic(dtype_name: str, *sizes: Any) -> dict[str, Any]:
+        path = path_of(OPERAND_DTYPE[dtype_name], **path_options)
+        tile = forward_tile(sizes[4], OPERAND_DTYPE[path.operand].itemsize, *sizes[:4])
         return {
-            "probability_format": name,
-            "probability_scale": plain_path(OPERAND_DTYPE[name]).probability_scale,
-            "output_format": "bf16",
+            "input_format": path.operand,
+            "input_scale": path.scales or "none",
+            "probability_format": path.operand,
+            "probability_scale": path.probability_scale,
+            "output_format": "bf16" if dtype_name in FP8 else dtype_name,
             "lse_format": "fp32",
             "block_keys": tile.block_n,
             "order": "ascending",
             "row_sum": "unrounded",
-            "scale_placement": "exponent_subtract_first",
+            "scale_placement": "exponent_subtract_first" if path.subtract_first else "exponent_fma",
             "scale_roundings": 1,
         }
 
     declared = dict(flash_attention.__flashcheck__)  # type: ignore[attr-defined]
-    # The backward multiplies in bf16, which the protocol cannot say yet of fp8 inputs.
+    # The backward multiplies in other formats than the forward, which the protocol cannot say yet.
     del declared["backward"]
-    capabilities = {**declared["capabilities"], "dtypes": [name]}
+    capabilities = {**declared["capabilities"], "dtypes": list(dtypes)}
     del capabilities["gradients"]
-    declared |= {"name": f"kernels:flash_attention_{name}", "capabilities": capabilities}
-    kernel.__flashcheck__ = {**declared, "arithmetic": fp8_arithmetic}  # type: ignore[attr-defined]
-    kernel.__name__ = f"flash_attention_{name}"
-    kernel.__doc__ = f"`flash_attention` of {name} inputs; out is bf16."
+    capabilities.pop("dlse", None)
+    # A NaN may be what a scale was taken from, and every other row then rounds otherwise.
+    capabilities["isolates_nonfinite"] = "score_scales" not in path_options
+    declared |= {"name": f"kernels:{name}", "capabilities": capabilities, "forward": path_forward}
+    kernel.__flashcheck__ = {**declared, "arithmetic": path_arithmetic}  # type: ignore[attr-defined]
+    kernel.__name__ = name
+    what = ", ".join(f"{key}={value!r}" for key, value in path_options.items()) or f"{dtypes[0]} inputs"
+    kernel.__doc__ = f"`flash_attention` with {what}, to be judged by itself."
     return kernel
 
 
-flash_attention_e4m3 = _fp8_kernel("e4m3")
-flash_attention_e5m2 = _fp8_kernel("e5m2")
+flash_attention_e4m3 = _declared("flash_attention_e4m3", ("e4m3",))
+flash_attention_e5m2 = _declared("flash_attention_e5m2", ("e5m2",))
+score_fp16 = _declared("score_fp16", ("bf16", "fp32"), score="fp16")
+score_bf16 = _declared("score_bf16", ("fp16", "fp32"), score="bf16")
+score_tf32 = _declared("score_tf32", ("fp32",), score="tf32")
+_WIDE = ("fp16", "bf16", "fp32")
+score_e4m3 = _declared("score_e4m3", _WIDE, score="e4m3", score_scales="tensor")
+score_e5m2 = _declared("score_e5m2", _WIDE, score="e5m2", score_scales="tensor")

@@ -90,9 +90,14 @@ def output_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if STORAGE[dtype] in FP8 else dtype
 
 
+def path_of(dtype: torch.dtype, score: str | None = None, score_scales: str | None = None) -> ScorePath:
+    """The path of a call with these options and no others."""
+    return parse_score_path(dtype, score, score_scales, None, False, True, False)
+
+
 def plain_path(dtype: torch.dtype) -> ScorePath:
     """The path of a call that asks for none."""
-    return parse_score_path(dtype, None, None, None, False, True, False)
+    return path_of(dtype)
 
 
 def parse_score_path(

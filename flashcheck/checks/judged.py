@@ -27,6 +27,7 @@ from flashcheck.checks.reference import (
 from flashcheck.errors import ArgumentError
 from flashcheck.formats import round_nearest
 from flashcheck.kernel import ForwardResult, Kernel
+from flashcheck.operands import as_multiplied
 from flashcheck.oracle import fp64
 from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
 from flashcheck.problem import Problem
@@ -108,6 +109,11 @@ class Judged:
             raise KernelError(f"the declaration raised {type(error).__name__}: {error}") from error
 
     @cached_property
+    def multiplied(self) -> Problem:
+        """The problem as the kernel's products take it: itself, or with q, k, v converted as declared."""
+        return as_multiplied(self.problem, self.rules.arithmetic)
+
+    @cached_property
     def _answer(self) -> ForwardResult | KernelError:
         try:
             return self.run()
@@ -129,17 +135,17 @@ class Judged:
     def _forward(self) -> tuple[ForwardReference, ForwardBound]:
         """The oracle's forward from the rungs that this kernel's bound asks for, and that bound."""
         with self._blame("oracle"):
-            low = fp64.forward(self.problem)
+            low = fp64.forward(self.multiplied)
         bound = self._bound_of(low)
         result = self._answer if isinstance(self._answer, ForwardResult) else None
         with self._blame("oracle"):
-            reference = forward_reference(self.problem, low, bound, result)
+            reference = forward_reference(self.multiplied, low, bound, result)
         return reference, self._bound_of(reference.quantities) if reference.climbed else bound
 
     def _bound_of(self, exact: ForwardQuantities) -> ForwardBound:
         rules = self.rules
         with self._blame("bound"):
-            return forward_bound(self.problem, exact, rules.arithmetic, rules.machine)
+            return forward_bound(self.multiplied, exact, rules.arithmetic, rules.machine)
 
     @contextmanager
     def _blame(self, part: str) -> Iterator[None]:

@@ -8,12 +8,20 @@ import kernels
 from flashcheck.checks import CHECKS
 from flashcheck.checks.judged import Judged
 from flashcheck.inputs.spec import ProblemSpec
-from flashcheck.kernel import as_kernel
+from flashcheck.kernel import ForwardResult, as_kernel
 
-KERNELS = {
-    name: as_kernel(getattr(kernels, name), f"kernels:{name}")
-    for name in ("flash_attention", "flash_attention_e4m3", "flash_attention_e5m2", "flash_decode")
-}
+NAMES = (
+    "flash_attention",
+    "flash_attention_e4m3",
+    "flash_attention_e5m2",
+    "flash_decode",
+    "score_fp16",
+    "score_bf16",
+    "score_tf32",
+    "score_e4m3",
+    "score_e5m2",
+)
+KERNELS = {name: as_kernel(getattr(kernels, name), f"kernels:{name}") for name in NAMES}
 SPEC = ProblemSpec(
     dtype="bf16",
     batch=1,
@@ -37,6 +45,12 @@ CASES = [
     ("flash_attention_e5m2", "e5m2", {"softcap": 15.0}),
     ("flash_decode", "bf16", {"key_lengths": (70,)}),
     ("flash_decode", "fp16", {"sink": True}),
+    ("score_fp16", "bf16", {}),
+    ("score_bf16", "fp32", {"alibi": True}),
+    ("score_tf32", "fp32", {}),
+    ("score_e4m3", "bf16", {"key_lengths": (70,)}),
+    ("score_e4m3", "fp32", {"num_keys": 300}),
+    ("score_e5m2", "fp16", {}),
 ]
 
 
@@ -47,3 +61,24 @@ def test_judged(name, dtype, options, device):
     for check in ("forward.bound", "forward.algorithm"):
         record = CHECKS[check].on(judged)
         assert not record.failed, record.message
+
+
+FAULTS = [
+    # What is declared, and what runs instead.
+    ("score_e4m3", "bf16", {"score": "e5m2", "score_scales": "tensor"}),
+    ("score_e4m3", "bf16", {"score": "e4m3", "hadamard": True}),
+    ("score_fp16", "bf16", {"score": "bf16"}),
+    ("score_tf32", "fp32", {"score": "bf16"}),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "path"), FAULTS, ids=str)
+def test_another_score_path_is_rejected(name, dtype, path, device):
+    """The judge makes the declared conversion itself, so that a kernel with another one does not pass."""
+
+    def forward(problem):
+        return ForwardResult(*kernels.forward(problem.q, problem.k, problem.v, scale=problem.scale, **path))
+
+    other = dataclasses.replace(KERNELS[name], forward=forward)
+    judged = Judged(other, dataclasses.replace(SPEC, dtype=dtype).build(), device.type)
+    assert any(CHECKS[check].on(judged).failed for check in ("forward.bound", "forward.algorithm"))
