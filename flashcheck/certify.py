@@ -15,16 +15,18 @@ import torch
 from flashcheck.bounds.identify import TilingTally, can_identify
 from flashcheck.bounds.score_tests import DIRECTIONS
 from flashcheck.checks import CHECKS, Judged, JudgeError, Location, Record, Status
+from flashcheck.checks.bias import BiasTally
 from flashcheck.checks.diagnose import diagnose
 from flashcheck.checks.measure import Measured
 from flashcheck.checks.rms import RmsTally
 from flashcheck.checks.score_tests import ScoreTally
 from flashcheck.detail import Detail
+from flashcheck.inputs.combinations import Combination, Covering, choices_of, combinations_of
 from flashcheck.inputs.coverage import covered, required
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.values import FAMILIES
 from flashcheck.kernel import Kernel
-from flashcheck.plan import Case, Plan
+from flashcheck.plan import LEVELS, Case, Plan
 
 SHORTEST_IDENTIFYING = 65
 """Keys of the shortest problem that candidate tilings are tried on: most tiles hold 64 or more."""
@@ -50,6 +52,7 @@ class TensorSummary:
         worst: the element with the largest margin, and the spec of its problem.
         rms_all: over the ordinary families; rms: those of them whose prediction is sharp enough to gate.
         scores: score tests over the same problems as rms, by direction (O only).
+        bias: mean signed error, over the problems of ``rms``.
         detail: all margins and a point per problem, for reports.
     """
 
@@ -61,6 +64,7 @@ class TensorSummary:
     rms: RmsTally = field(default_factory=RmsTally)
     rms_all: RmsTally = field(default_factory=RmsTally)
     scores: dict[str, ScoreTally] = field(default_factory=lambda: {name: ScoreTally() for name in DIRECTIONS})
+    bias: BiasTally = field(default_factory=BiasTally)
     detail: Detail = field(default_factory=Detail)
 
     def add(self, measured: Measured, spec: ProblemSpec) -> None:
@@ -72,10 +76,11 @@ class TensorSummary:
         if is_worst:
             self.worst, self.worst_spec = worst, spec
         self.detail.add(measured, spec, is_worst)
-        if "ordinary" in FAMILIES[spec.family].properties:
+        if "ordinary" in FAMILIES[spec.family].properties and spec.gradient == "normal":
             self.rms_all.add(measured)
             if measured.gates:
                 self.rms.add(measured)
+                self.bias.add(measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,19 @@ class Finding:
     diagnoses: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Combinations:
+    """Pairs or triples of declared option values of one dtype.
+
+    Attributes:
+        strength: 2 or 3. covered: judged; possible: in the declared space, less the forbidden ones.
+    """
+
+    strength: int
+    covered: int
+    possible: int
+
+
 @dataclass(slots=True)
 class Outcome:
     """Everything a certificate needs.
@@ -106,6 +124,7 @@ class Outcome:
             reference is not proved good enough).
         tilings: dtype -> which tilings explain the bits, for kernels that declare none.
         missing: dtype -> declared features that were not judged.
+        combinations: dtype -> strength -> how many combinations of option values were judged.
         durations: dtype -> seconds spent on its problems.
         stopped: why the run ended early, or "".
     """
@@ -118,6 +137,7 @@ class Outcome:
     findings: list[Finding] = field(default_factory=list)
     missing: dict[str, tuple[str, ...]] = field(default_factory=dict)
     tilings: dict[str, TilingTally] = field(default_factory=lambda: defaultdict(TilingTally))
+    combinations: dict[str, dict[int, Combinations]] = field(default_factory=dict)
     judge_faults: list[str] = field(default_factory=list)
     judged: int = 0
     seconds: float = 0.0
@@ -148,6 +168,14 @@ class Progress:
     total: int
     case: Case
     failures: int
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was judged of one dtype: labels of ``coverage.required``, combinations by strength."""
+
+    labels: set[str]
+    combinations: dict[int, set[Combination]]
 
 
 @dataclass(slots=True)
@@ -196,7 +224,7 @@ def _certify(
     started = time.perf_counter()
     outcome.judge_faults += [f"self-test: {fault}" for fault in kernel.self_test()]
     failures: dict[tuple[str, str, str], _Failure] = {}
-    seen: dict[str, set[str]] = {dtype: set() for dtype in plan.dtypes}
+    seen = {dtype: _Seen(set(), {2: set(), 3: set()}) for dtype in plan.dtypes}
     try:
         for number, case in enumerate(plan.cases):
             if outcome.judge_faults:
@@ -233,7 +261,7 @@ def _judge_case(
     device: str,
     outcome: Outcome,
     failures: dict[tuple[str, str, str], _Failure],
-    seen: dict[str, set[str]],
+    seen: dict[str, _Seen],
 ) -> None:
     spec = case.spec
     problem = spec.build()
@@ -266,9 +294,12 @@ def _judge_case(
                 for direction, sums in judged.score_sums.items():
                     outcome.tensors[spec.dtype, "O"].scores[direction].add(sums)
                 _identify(judged, outcome.tilings[spec.dtype])
+            seen[spec.dtype].labels |= covered(spec, problem)
+            choices = choices_of(spec, kernel.capabilities)
+            for strength, judged_ones in seen[spec.dtype].combinations.items():
+                judged_ones.update(combinations_of(choices, strength))
             for name, rows in judged.rungs.items():
                 outcome.rungs[spec.dtype, spec.family, name] += rows
-            seen[spec.dtype] |= covered(spec, problem)
     except JudgeError as error:
         outcome.judge_faults.append(str(error))
     except Exception as error:  # the kernel's own exceptions are KernelErrors: this one is the judge's
@@ -292,12 +323,12 @@ def _finding(kernel: Kernel, device: str, dtype: str, failure: _Failure) -> Find
 
 
 def _judge_groups(outcome: Outcome) -> None:
-    """rms ratios and score tests, dtype by dtype."""
+    """rms ratios, biases and score tests, dtype by dtype."""
     for (dtype, tensor), summary in outcome.tensors.items():
         if tensor not in ("O", "dQ", "dK", "dV"):
             continue
         group = f"{dtype}, ordinary values"
-        records = [summary.rms.verdict(tensor, group)]
+        records = [summary.rms.verdict(tensor, group), summary.bias.verdict(tensor, group)]
         if tensor == "O":
             records += [tally.verdict(direction, group) for direction, tally in summary.scores.items()]
         for record in records:
@@ -307,10 +338,23 @@ def _judge_groups(outcome: Outcome) -> None:
                 outcome.findings.append(Finding(record, dtype, None, 1, ()))
 
 
-def _note_missing(kernel: Kernel, outcome: Outcome, seen: dict[str, set[str]]) -> None:
+def _note_missing(kernel: Kernel, outcome: Outcome, seen: dict[str, _Seen]) -> None:
     owed = required(kernel.capabilities)
+    level = LEVELS[outcome.plan.level]
+    possible = {n: len(Covering.of(kernel.capabilities, n).open) for n in (2, 3)}
+    words = {2: "pairs", 3: "triples"}
     for dtype in kernel.capabilities.dtypes:
         if dtype not in seen:
             outcome.missing[dtype] = ("the whole dtype",)
-        elif missing := tuple(label for label in owed if label not in seen[dtype]):
-            outcome.missing[dtype] = missing
+            continue
+        missing = [label for label in owed if label not in seen[dtype].labels]
+        outcome.combinations[dtype] = {}
+        for strength, combinations in seen[dtype].combinations.items():
+            excluded = outcome.plan.forbidden if strength == level.strength else 0
+            count = Combinations(strength, len(combinations), possible[strength] - excluded)
+            outcome.combinations[dtype][strength] = count
+            if strength == level.strength and count.covered < count.possible:
+                lacking = count.possible - count.covered
+                missing.append(f"{lacking} of {count.possible} {words[strength]} of option values")
+        if missing:
+            outcome.missing[dtype] = tuple(missing)

@@ -45,6 +45,8 @@ class Capabilities:
         any_strides: q, k, v may be any view.
         isolates_nonfinite: NaN and inf in visible data reach the rows that see them and no other.
         deterministic: bitwise the same result each time.
+        batch_invariant: a head's bits do not depend on what else is in the batch, nor on its place there.
+        rejects_illegal: an illegal argument raises before anything is computed.
         devices: device types it runs on.
         not_together: pairs of features that the kernel does not take in one call: names of options,
             or ``"nonpositive_scale"`` (a scale that is zero or negative).
@@ -67,6 +69,8 @@ class Capabilities:
     any_strides: bool = True
     isolates_nonfinite: bool = True
     deterministic: bool = True
+    batch_invariant: bool = False
+    rejects_illegal: bool = False
     devices: tuple[str, ...] = ("cpu", "cuda")
     not_together: tuple[tuple[str, str], ...] = ()
     nonpositive_scale: bool = True

@@ -5,7 +5,24 @@
 
 from __future__ import annotations
 
-from flashcheck.checks import accuracy, algorithm, gradients, isolation, repeat, rms, score_tests, special
+from flashcheck.checks import (
+    accuracy,
+    algorithm,
+    bias,
+    fresh_process,
+    gradient_sums,
+    gradients,
+    influence,
+    isolation,
+    options,
+    placement,
+    relations,
+    repeat,
+    rms,
+    score_tests,
+    special,
+    unwritten,
+)
 from flashcheck.checks.judged import Judged, JudgeError, KernelError
 from flashcheck.checks.record import Location, Record, Status
 from flashcheck.checks.registry import CHECKS, Check, check_named
@@ -21,11 +38,19 @@ __all__ = [
     "Status",
     "accuracy",
     "algorithm",
+    "bias",
     "check_named",
+    "fresh_process",
+    "gradient_sums",
     "gradients",
+    "influence",
     "isolation",
+    "options",
+    "placement",
+    "relations",
     "repeat",
     "rms",
     "score_tests",
     "special",
+    "unwritten",
 ]

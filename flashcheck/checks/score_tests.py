@@ -111,7 +111,7 @@ def _judge(judged: Judged, direction: str) -> Record:
     return tally.verdict(direction, judged.problem.describe())
 
 
-@check("forward.score_scale")
+@check("forward.score_scale", faults="SP", grouped=True)
 def forward_score_scale(judged: Judged) -> Record:
     """The factor on the scores (scale, and the base change of the exponential) is the exact one.
 
@@ -121,7 +121,7 @@ def forward_score_scale(judged: Judged) -> Record:
     return _judge(judged, "scale")
 
 
-@check("forward.cast_of_p")
+@check("forward.cast_of_p", faults="P", grouped=True)
 def forward_cast_of_p(judged: Judged) -> Record:
     """P is rounded to nearest into its format, not truncated.
 

@@ -78,7 +78,7 @@ def _certify_one(
 ) -> int:
     device = choose_device(request.device, kernel)
     seed = DEFAULT_SEED if request.seed is None else request.seed
-    plan = make_plan(kernel, level, request.dtypes, request.max_cases, seed)
+    plan = make_plan(kernel, level, request.dtypes, request.max_cases, seed, device)
     started = datetime.datetime.now(datetime.UTC)
     probed = gate(kernel, device, plan.dtypes, FOLDER / "probe")
     with ProgressReport(stderr, name, request.quiet) as progress:

@@ -20,8 +20,9 @@ from flashcheck.inputs.coverage import covered
 from flashcheck.inputs.values import FAMILIES
 from flashcheck.kernel import Kernel
 from flashcheck.problem import Problem
+from flashcheck.reruns import ONCE
 
-GROUP_CHECKS = ("forward.rms", "backward.rms")
+GROUP_CHECKS = tuple(n for n, c in CHECKS.items() if c.grouped)
 """Verdicts over many problems: one problem alone, found by a search, proves nothing about a mean."""
 
 
@@ -36,7 +37,7 @@ def forward_checks() -> tuple[str, ...]:
 
 def extra_checks(kernel_has_backward: bool) -> tuple[tuple[str, ...], ...]:
     """What a case may be judged on besides: one check that reruns the kernel, or the backward's."""
-    reruns = [(n,) for n, c in CHECKS.items() if c.reruns]
+    reruns = [(n,) for n, c in CHECKS.items() if c.reruns and n not in ONCE]
     backward = tuple(n for n in CHECKS if n.startswith("backward") and n not in GROUP_CHECKS)
     return ((), *([backward] if kernel_has_backward else []), *reruns)
 
