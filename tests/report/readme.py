@@ -1,0 +1,66 @@
+"""README's tables, out of the recorded certificates and the registered faults; never typed by hand.
+
+``python -m tests.report.readme`` writes them into README.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from flashcheck.files import write_atomically
+from flashcheck.report.certificate import read
+from flashcheck.report.terminal import number
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+CERTIFICATES = ROOT / "golden" / "certificates"
+
+
+def recorded_table() -> str:
+    """A line per recorded certificate: device, dtypes, problems, worst margin forward and backward."""
+    lines = [
+        "| kernel | device | dtypes | problems | worst margin forward | backward | findings |",
+        "|---|---|---|--:|--:|--:|--:|",
+    ]
+    for path in sorted(CERTIFICATES.glob("*.json")):
+        c = read(path)
+        sides = [
+            max((t.worst_margin for t in c.tensors if t.tensor.startswith("d") is back), default=None)
+            for back in (False, True)
+        ]
+        cells = ["-" if side is None else number(side) for side in sides]
+        name = f"[{c.kernel.name}](golden/certificates/{path.name})"
+        lines.append(
+            f"| {name} | {c.machine.device} | {' '.join(c.run.dtypes)} | {c.run.judged:,} | "
+            f"{cells[0]} | {cells[1]} | {len(c.findings)} |"
+        )
+    return "\n".join(lines)
+
+
+def faults_table() -> str:
+    """How many seeded faults each check must catch."""
+    from flashcheck.mutants import MUTANTS
+
+    counts = Counter(m.caught_by for m in MUTANTS.values())
+    lines = ["| check | seeded faults that it must catch |", "|---|--:|"]
+    lines += [f"| `{check}` | {count} |" for check, count in sorted(counts.items())]
+    return "\n".join([*lines, f"| all | {sum(counts.values())} |"])
+
+
+TABLES = {"recorded": recorded_table, "faults": faults_table}
+
+
+def with_tables(text: str) -> str:
+    """README's text with every ``<!-- NAME -->`` ... ``<!-- end -->`` block made anew."""
+    for name, make in TABLES.items():
+        block = f"<!-- {name}: python -m tests.report.readme -->\n{make()}\n<!-- end -->"
+        pattern = rf"<!-- {name}: [^\n]*-->\n.*?<!-- end -->"
+        assert re.search(pattern, text, re.S), name
+        text = re.sub(pattern, lambda _, b=block: b, text, flags=re.S)
+    return text
+
+
+if __name__ == "__main__":
+    write_atomically(README, with_tables(README.read_text(encoding="utf-8")))
