@@ -13,15 +13,17 @@ from enum import StrEnum
 import torch
 
 from flashcheck.checks import CHECKS, Judged, JudgeError, Location, Record, Status
+from flashcheck.checks.bias import BiasTally
 from flashcheck.checks.diagnose import diagnose
 from flashcheck.checks.measure import Measured
 from flashcheck.checks.rms import RmsTally
 from flashcheck.detail import Detail
+from flashcheck.inputs.combinations import Combination, Covering, choices_of, combinations_of
 from flashcheck.inputs.coverage import covered, required
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.values import FAMILIES
 from flashcheck.kernel import Kernel
-from flashcheck.plan import Case, Plan
+from flashcheck.plan import LEVELS, Case, Plan
 
 
 class Verdict(StrEnum):
@@ -41,6 +43,7 @@ class TensorSummary:
         cases, elements: how many were judged; over: elements outside their bound.
         worst: the element with the largest margin, and the spec of its problem.
         rms_all: over the ordinary families; rms: those of them whose prediction is sharp enough to gate.
+        bias: mean signed error, over the problems of ``rms``.
         detail: all margins and a point per problem, for reports.
     """
 
@@ -51,6 +54,7 @@ class TensorSummary:
     worst_spec: ProblemSpec | None = None
     rms: RmsTally = field(default_factory=RmsTally)
     rms_all: RmsTally = field(default_factory=RmsTally)
+    bias: BiasTally = field(default_factory=BiasTally)
     detail: Detail = field(default_factory=Detail)
 
     def add(self, measured: Measured, spec: ProblemSpec) -> None:
@@ -62,10 +66,11 @@ class TensorSummary:
         if is_worst:
             self.worst, self.worst_spec = worst, spec
         self.detail.add(measured, spec, is_worst)
-        if "ordinary" in FAMILIES[spec.family].properties:
+        if "ordinary" in FAMILIES[spec.family].properties and spec.gradient == "normal":
             self.rms_all.add(measured)
             if measured.gates:
                 self.rms.add(measured)
+                self.bias.add(measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,19 @@ class Finding:
     diagnoses: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Combinations:
+    """Pairs or triples of declared option values of one dtype.
+
+    Attributes:
+        strength: 2 or 3. covered: judged; possible: in the declared space, less the forbidden ones.
+    """
+
+    strength: int
+    covered: int
+    possible: int
+
+
 @dataclass(slots=True)
 class Outcome:
     """Everything a certificate needs.
@@ -95,6 +113,7 @@ class Outcome:
         rungs: (dtype, family, pass) -> rung of the oracle -> rows that it served ("unresolved": rows whose
             reference is not proved good enough).
         missing: dtype -> declared features that were not judged.
+        combinations: dtype -> strength -> how many combinations of option values were judged.
         durations: dtype -> seconds spent on its problems.
         stopped: why the run ended early, or "".
     """
@@ -106,6 +125,7 @@ class Outcome:
     rungs: dict[tuple[str, str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     findings: list[Finding] = field(default_factory=list)
     missing: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    combinations: dict[str, dict[int, Combinations]] = field(default_factory=dict)
     judge_faults: list[str] = field(default_factory=list)
     judged: int = 0
     seconds: float = 0.0
@@ -136,6 +156,14 @@ class Progress:
     total: int
     case: Case
     failures: int
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was judged of one dtype: labels of ``coverage.required``, combinations by strength."""
+
+    labels: set[str]
+    combinations: dict[int, set[Combination]]
 
 
 @dataclass(slots=True)
@@ -184,7 +212,7 @@ def _certify(
     started = time.perf_counter()
     outcome.judge_faults += [f"self-test: {fault}" for fault in kernel.self_test()]
     failures: dict[tuple[str, str, str], _Failure] = {}
-    seen: dict[str, set[str]] = {dtype: set() for dtype in plan.dtypes}
+    seen = {dtype: _Seen(set(), {2: set(), 3: set()}) for dtype in plan.dtypes}
     try:
         for number, case in enumerate(plan.cases):
             if outcome.judge_faults:
@@ -221,7 +249,7 @@ def _judge_case(
     device: str,
     outcome: Outcome,
     failures: dict[tuple[str, str, str], _Failure],
-    seen: dict[str, set[str]],
+    seen: dict[str, _Seen],
 ) -> None:
     spec = case.spec
     problem = spec.build()
@@ -250,9 +278,12 @@ def _judge_case(
                 outcome.tensors[spec.dtype, tensor].add(measured, spec)
                 if measured.elements:
                     outcome.slack[spec.dtype, spec.family, tensor].append(measured.slack)
+            seen[spec.dtype].labels |= covered(spec, problem)
+            choices = choices_of(spec, kernel.capabilities)
+            for strength, judged_ones in seen[spec.dtype].combinations.items():
+                judged_ones.update(combinations_of(choices, strength))
             for name, rows in judged.rungs.items():
                 outcome.rungs[spec.dtype, spec.family, name] += rows
-            seen[spec.dtype] |= covered(spec, problem)
     except JudgeError as error:
         outcome.judge_faults.append(str(error))
     except Exception as error:  # the kernel's own exceptions are KernelErrors: this one is the judge's
@@ -268,21 +299,35 @@ def _finding(kernel: Kernel, device: str, dtype: str, failure: _Failure) -> Find
 
 
 def _judge_groups(outcome: Outcome) -> None:
-    """forward.rms and backward.rms, dtype by dtype."""
+    """rms and bias of forward and backward, dtype by dtype."""
     for (dtype, tensor), summary in outcome.tensors.items():
         if tensor not in ("O", "dQ", "dK", "dV"):
             continue
-        record = summary.rms.verdict(tensor, f"{dtype}, ordinary values")
-        counts = outcome.checks.setdefault((dtype, record.check), dict.fromkeys(Status, 0))
-        counts[record.status] += 1
-        if record.failed:
-            outcome.findings.append(Finding(record, dtype, None, 1, ()))
+        for tally in (summary.rms, summary.bias):
+            record = tally.verdict(tensor, f"{dtype}, ordinary values")
+            counts = outcome.checks.setdefault((dtype, record.check), dict.fromkeys(Status, 0))
+            counts[record.status] += 1
+            if record.failed:
+                outcome.findings.append(Finding(record, dtype, None, 1, ()))
 
 
-def _note_missing(kernel: Kernel, outcome: Outcome, seen: dict[str, set[str]]) -> None:
+def _note_missing(kernel: Kernel, outcome: Outcome, seen: dict[str, _Seen]) -> None:
     owed = required(kernel.capabilities)
+    level = LEVELS[outcome.plan.level]
+    possible = {n: len(Covering.of(kernel.capabilities, n).open) for n in (2, 3)}
+    words = {2: "pairs", 3: "triples"}
     for dtype in kernel.capabilities.dtypes:
         if dtype not in seen:
             outcome.missing[dtype] = ("the whole dtype",)
-        elif missing := tuple(label for label in owed if label not in seen[dtype]):
-            outcome.missing[dtype] = missing
+            continue
+        missing = [label for label in owed if label not in seen[dtype].labels]
+        outcome.combinations[dtype] = {}
+        for strength, combinations in seen[dtype].combinations.items():
+            excluded = outcome.plan.forbidden if strength == level.strength else 0
+            count = Combinations(strength, len(combinations), possible[strength] - excluded)
+            outcome.combinations[dtype][strength] = count
+            if strength == level.strength and count.covered < count.possible:
+                lacking = count.possible - count.covered
+                missing.append(f"{lacking} of {count.possible} {words[strength]} of option values")
+        if missing:
+            outcome.missing[dtype] = tuple(missing)

@@ -45,6 +45,8 @@ class Capabilities:
         any_strides: q, k, v may be any view.
         isolates_nonfinite: NaN and inf in visible data reach the rows that see them and no other.
         deterministic: bitwise the same result each time.
+        batch_invariant: a head's bits do not depend on what else is in the batch, nor on its place there.
+        rejects_illegal: an illegal argument raises before anything is computed.
         devices: device types it runs on.
         not_together: pairs of features that the kernel does not take in one call: names of options,
             or ``"nonpositive_scale"`` (a scale that is zero or negative).
@@ -67,6 +69,8 @@ class Capabilities:
     any_strides: bool = True
     isolates_nonfinite: bool = True
     deterministic: bool = True
+    batch_invariant: bool = False
+    rejects_illegal: bool = False
     devices: tuple[str, ...] = ("cpu", "cuda")
     not_together: tuple[tuple[str, str], ...] = ()
     nonpositive_scale: bool = True
@@ -163,6 +167,7 @@ class Kernel:
         arithmetic: the declared arithmetic for a problem.
         machine: the machine for a device type.
         self_test: faults of the platform that would void a verdict (empty: none).
+        signature: what it is compiled for, given a problem (any value that can be printed); None: not said.
         source: where it comes from, for certificates.
     """
 
@@ -173,6 +178,7 @@ class Kernel:
     arithmetic: Callable[[Problem], Arithmetic] = default_arithmetic
     machine: Callable[[torch.device], Machine] = machine_for
     self_test: Callable[[], list[str]] = _no_faults
+    signature: Callable[[Problem], object] | None = None
     source: str = ""
 
 
@@ -201,7 +207,7 @@ def _from_callable(function: Callable[..., Any], name: str) -> Kernel:
     return from_sdpa_like(function, name)
 
 
-_DECLARATION_KEYS = ("name", "forward", "backward", "self_test", "capabilities", "arithmetic")
+_DECLARATION_KEYS = ("name", "forward", "backward", "self_test", "capabilities", "arithmetic", "signature")
 
 
 def _from_declaration(data: dict[str, Any], name: str) -> Kernel:
@@ -236,6 +242,9 @@ def _from_declaration(data: dict[str, Any], name: str) -> Kernel:
             data = {**data, "block_keys": None, "block_queries": None, "order": "unknown"}
         return arithmetic.arithmetic_from({"input_format": problem.format.name, **data})
 
+    def signature_of(problem: Problem) -> object:
+        return data["signature"](problem.q, problem.k, problem.v, **call_options(problem))
+
     capabilities = _capabilities_from(data.get("capabilities", {}))
     return Kernel(
         name=str(data.get("name", name)),
@@ -245,6 +254,7 @@ def _from_declaration(data: dict[str, Any], name: str) -> Kernel:
         arithmetic=arithmetic_of,
         machine=lambda device: INTERPRETER if device.type == "cpu" else machine_for(device),
         self_test=data.get("self_test", _no_faults),
+        signature=signature_of if data.get("signature") is not None else None,
         source=_source_of(forward),
     )
 

@@ -51,7 +51,23 @@ def _kernels() -> Rows:
 def _checks() -> Rows:
     from flashcheck.checks import CHECKS
 
-    return [(c.name, c.property) for c in CHECKS.values()]
+    return [(c.name, f"{c.property} \\[faults {' '.join(c.faults)}]") for c in CHECKS.values()]
+
+
+def _coverage() -> Rows:
+    """Class of public faults -> the checks that are for it, and how many seeded faults it has."""
+    from flashcheck.checks import CHECKS
+    from flashcheck.checks.fault_classes import FAULT_CLASSES
+    from flashcheck.mutants import MUTANTS
+
+    rows: Rows = []
+    for letter, known in FAULT_CLASSES.items():
+        checks = [c.name for c in CHECKS.values() if letter in c.faults]
+        mutants = sum(m.letter == letter for m in MUTANTS.values())
+        seeded = f"; {mutants} seeded faults" if mutants else ""
+        answer = ", ".join(checks) if checks else known.elsewhere
+        rows.append((letter, f"{known.title}: {answer}{seeded}"))
+    return rows
 
 
 def _values() -> Rows:
@@ -76,6 +92,7 @@ def _formats() -> Rows:
 LISTS: dict[str, Callable[[], Rows]] = {
     "kernels": _kernels,
     "checks": _checks,
+    "coverage": _coverage,
     "values": _values,
     "formats": _formats,
 }

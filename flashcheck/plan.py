@@ -1,7 +1,8 @@
 """Which problems a kernel is judged on, and by which checks: declared capabilities and a level in, cases out.
 
 A plan is deterministic in (capabilities, level, dtypes, seed). It opens with one case for everything
-that the declaration obliges (``coverage.required``) and goes on with random draws.
+that the declaration obliges (``coverage.required``), goes on with problems that cover all pairs
+(``thorough``: triples) of declared option values, and ends with random draws.
 """
 
 from __future__ import annotations
@@ -9,30 +10,44 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from flashcheck.checks import CHECKS
+import torch
+
+from flashcheck.checks.judged import on_device
 from flashcheck.errors import ArgumentError, UnknownNameError
+from flashcheck.inputs.combinations import Covering
 from flashcheck.inputs.coverage import required
 from flashcheck.inputs.problems import Wishes, draw_spec, families_for
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.values import FAMILIES
 from flashcheck.kernel import Capabilities, Kernel
+from flashcheck.reruns import assigned
 
-LEVELS: dict[str, int] = {"quick": 1, "standard": 64}
-"""Problems per dtype. No level shrinks below the cases that the declaration obliges: all that quick has."""
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How much a plan holds.
+
+    Attributes:
+        problems: per dtype, at least; what the declaration obliges and covers is never left out.
+        strength: combinations of that many declared option values are all covered; 1: each value once.
+    """
+
+    problems: int
+    strength: int
+
+
+LEVELS: dict[str, Level] = {
+    "quick": Level(1, 1),
+    "standard": Level(64, 2),
+    "thorough": Level(1000, 3),
+}
+"""quick: what the declaration obliges; standard: all pairs of option values; thorough: all triples."""
 
 DEFAULT_LEVEL = "standard"
 DEFAULT_SEED = 20260  # fixed: two runs of one version judge the same problems
 
-EVERY = {
-    "special.nonfinite": (8, 0),
-    "isolation.buffers": (8, 1),
-    "bitwise.repeat": (4, 2),
-    "backward.bound": (2, 0),
-    "backward.algorithm": (2, 0),
-    "backward.own_forward": (4, 2),
-    "backward.end_to_end": (4, 2),
-}
-"""Checks that run the kernel again are made on every n-th case, each with an offset of its own."""
+LARGEST_TILE = 512
+"""Tiles above this are not tried at their edges: such problems take too long in an interpreter."""
 
 _ATTEMPTS = 200
 
@@ -59,6 +74,7 @@ class Plan:
     Attributes:
         cases: in the order in which they run.
         unplanned: dtype -> declared features for which no legal problem was found.
+        forbidden: how many pairs (or triples) the declaration excludes; the level's strength counts.
     """
 
     level: str
@@ -66,6 +82,7 @@ class Plan:
     dtypes: tuple[str, ...]
     cases: tuple[Case, ...]
     unplanned: dict[str, tuple[str, ...]]
+    forbidden: int = 0
 
 
 def make_plan(
@@ -74,14 +91,16 @@ def make_plan(
     dtypes: tuple[str, ...] = (),
     max_cases: int | None = None,
     seed: int = DEFAULT_SEED,
+    device: str = "cpu",
 ) -> Plan:
     """The plan for a kernel.
 
     Args:
-        level: ``quick`` or ``standard``.
+        level: ``quick``, ``standard`` or ``thorough``.
         dtypes: narrows the declared ones; empty: all.
         max_cases: problems per dtype in place of the level's number.
         seed: of all random draws.
+        device: where the kernel will run; the tile sizes that it declares there set some lengths.
 
     Raises:
         UnknownNameError: for a level that does not exist or a dtype that the kernel does not declare.
@@ -97,19 +116,29 @@ def make_plan(
     chosen = dtypes or capabilities.dtypes
     cases: list[Case] = []
     unplanned: dict[str, tuple[str, ...]] = {}
+    forbidden = 0
     for dtype in chosen:
-        planned, missing = _cases(capabilities, dtype, LEVELS[level], max_cases, seed)
-        cases += planned
+        edges = tile_edges(kernel, dtype, device)
+        specs, missing, excluded = _specs(capabilities, dtype, LEVELS[level], max_cases, seed, edges)
+        checks = assigned([spec for spec, _ in specs], dtype == chosen[0])
+        cases += [Case(spec, names, why) for (spec, why), names in zip(specs, checks, strict=True)]
+        forbidden = max(forbidden, excluded)
         if missing:
             unplanned[dtype] = missing
-    return Plan(level, seed, chosen, tuple(cases), unplanned)
+    return Plan(level, seed, chosen, tuple(cases), unplanned, forbidden)
 
 
-def _cases(
-    capabilities: Capabilities, dtype: str, usual: int, max_cases: int | None, seed: int
-) -> tuple[list[Case], tuple[str, ...]]:
+def _specs(
+    capabilities: Capabilities,
+    dtype: str,
+    level: Level,
+    max_cases: int | None,
+    seed: int,
+    edges: tuple[tuple[int, int], ...],
+) -> tuple[list[tuple[ProblemSpec, str]], tuple[str, ...], int]:
+    """Specs with what each is there for; declared features without a legal problem; excluded combinations."""
     rng = random.Random(f"{seed}/{dtype}")
-    cases: list[Case] = []
+    specs: list[tuple[ProblemSpec, str]] = []
     missing: list[str] = []
     families = [name for name in families_for(capabilities) if "overflows" not in FAMILIES[name].properties]
     unused = list(families)  # each obliged feature brings one family along, so that both are covered at once
@@ -123,14 +152,45 @@ def _cases(
             continue
         if spec.family in unused:
             unused.remove(spec.family)
-        cases.append(Case(spec, _checks(len(cases)), label))
-    total = max(usual, len(cases)) if max_cases is None else max_cases
-    while len(cases) < total:
-        spec = _legal(rng, capabilities, dtype, Wishes(family=families[len(cases) % len(families)]))
+        specs.append((spec, label))
+    for lengths in edges if level.strength > 1 else ():
+        spec = _legal(rng, capabilities, dtype, Wishes(lengths=lengths, family=_next(unused, families, rng)))
+        if spec is not None:
+            specs.append((spec, f"tile edge {lengths[0]} x {lengths[1]}"))
+    # A given number of problems is kept to; combinations that then stay open make a run incomplete.
+    covering = Covering.of(capabilities, level.strength)
+    for spec, _ in specs:
+        covering.cover(spec)
+    while level.strength > 1 and (max_cases is None or len(specs) < max_cases):
+        spec = covering.next_spec(rng, dtype, families[len(specs) % len(families)])
         if spec is None:
             break
-        cases.append(Case(spec, _checks(len(cases))))
-    return cases[:total], tuple(missing)
+        specs.append((spec, "pairs" if level.strength == 2 else "triples"))
+    total = max(level.problems, len(specs)) if max_cases is None else max_cases
+    while len(specs) < total:
+        spec = _legal(rng, capabilities, dtype, Wishes(family=families[len(specs) % len(families)]))
+        if spec is None:
+            break
+        specs.append((spec, ""))
+    return specs[:total], tuple(missing), len(covering.forbidden)
+
+
+def tile_edges(kernel: Kernel, dtype: str, device: str) -> tuple[tuple[int, int], ...]:
+    """(Nq, Nk) just under, at and just over the tile sizes that the kernel declares, and over two of them."""
+    low, high = kernel.capabilities.head_dim
+    dim = min(max(64, low), high)
+    spec = ProblemSpec(dtype=dtype, num_queries=128, num_keys=128, head_dim=dim, value_dim=dim)
+    try:
+        declared = kernel.arithmetic(on_device(spec.outline(), torch.device(device)))
+    except (ArgumentError, RuntimeError, KeyError):
+        return ()
+    sizes = [t for t in (declared.block_keys,) if t is not None and t <= LARGEST_TILE]
+    rows = [t for t in (declared.block_queries,) if t is not None and t <= LARGEST_TILE]
+    edges = [(17, t + step) for t in sizes for step in (-1, 0, 1)] + [(33, 2 * t + 1) for t in sizes]
+    edges += [(t + step, 17) for t in rows for step in (-1, 1)]
+    if not kernel.capabilities.cross_lengths:
+        edges = [(max(pair), max(pair)) for pair in edges if max(pair) <= 257]
+    return tuple(dict.fromkeys(pair for pair in edges if min(pair) > 0))
 
 
 def _next(unused: list[str], families: list[str], rng: random.Random) -> str:
@@ -146,12 +206,3 @@ def _legal(rng: random.Random, capabilities: Capabilities, dtype: str, wishes: W
         ):
             return spec
     return None
-
-
-def _checks(index: int) -> tuple[str, ...]:
-    return tuple(
-        name
-        for name in CHECKS
-        if name not in ("forward.rms", "backward.rms")  # judged over groups of cases, by certify
-        and (name not in EVERY or index % EVERY[name][0] == EVERY[name][1])
-    )

@@ -107,5 +107,7 @@ def _merged(plan: Plan, parts: list[Outcome]) -> Outcome:
     # Each worker saw one dtype; what of the declaration is missing, only the whole can say.
     judged = {dtype: part.missing.get(dtype) for dtype, part in zip(plan.dtypes, parts, strict=True)}
     absent = {d: m for d, m in parts[0].missing.items() if d not in plan.dtypes}
+    for part in parts:
+        whole.combinations.update(part.combinations)
     whole.missing = {dtype: missing for dtype, missing in judged.items() if missing} | absent
     return whole

@@ -142,12 +142,18 @@ def _dkdv_kernel(
     for i_g in tl.range(0, group):
         i_h = i_hk * group + i_g
         p_q_head = rows_from(p_q, s_q, i_b, i_h, q_start)
-        p_gq_head = rows_from(p_gq, s_gq, i_b, i_h, q_start)
+        p_gq_head = p_gq
+        if p_gq is not None:
+            p_gq_head = rows_from(p_gq, s_gq, i_b, i_h, q_start)
         p_do_head = rows_from(p_do, s_do, i_b, i_h, q_start)
         p_lse_head = rows_from(p_lse, s_lse, i_b, i_h, q_start)
         p_delta_head = rows_from(p_delta, s_delta, i_b, i_h, q_start)
-        p_mask_head = pairs_from(p_mask, s_mask, i_b, i_h, q_start, k_start)
-        p_bias_head = pairs_from(p_bias, s_bias, i_b, i_h, q_start, k_start)
+        p_mask_head = p_mask
+        if p_mask is not None:
+            p_mask_head = pairs_from(p_mask, s_mask, i_b, i_h, q_start, k_start)
+        p_bias_head = p_bias
+        if p_bias is not None:
+            p_bias_head = pairs_from(p_bias, s_bias, i_b, i_h, q_start, k_start)
         slope = slope_of(p_slopes, s_slopes, i_b, i_h)
         head_sigma, head_factor = head_factors(
             sigma, score_factor, p_qf, s_qf, p_kf, s_kf, i_b, i_h, i_hk, PLAIN, SCALES

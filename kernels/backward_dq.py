@@ -106,14 +106,17 @@ def _dq_kernel(
     i_hk = i_h // group
     p_q = rows_from(p_q, s_q, i_b, i_h, q_start + i_m)
     p_k = rows_from(p_k, s_k, i_b, i_hk, k_start)
-    p_gk = rows_from(p_gk, s_gk, i_b, i_hk, k_start)
+    if p_gk is not None:
+        p_gk = rows_from(p_gk, s_gk, i_b, i_hk, k_start)
     p_v = rows_from(p_v, s_v, i_b, i_hk, k_start)
     p_do = rows_from(p_do, s_do, i_b, i_h, q_start + i_m)
     p_lse = rows_from(p_lse, s_lse, i_b, i_h, q_start + i_m)
     p_delta = rows_from(p_delta, s_delta, i_b, i_h, q_start + i_m)
     p_dq = rows_from(p_dq, s_dq, i_b, i_h, q_start + i_m)
-    p_mask = pairs_from(p_mask, s_mask, i_b, i_h, q_start, k_start)
-    p_bias = pairs_from(p_bias, s_bias, i_b, i_h, q_start, k_start)
+    if p_mask is not None:
+        p_mask = pairs_from(p_mask, s_mask, i_b, i_h, q_start, k_start)
+    if p_bias is not None:
+        p_bias = pairs_from(p_bias, s_bias, i_b, i_h, q_start, k_start)
     slope = slope_of(p_slopes, s_slopes, i_b, i_h)
     sigma, score_factor = head_factors(
         sigma, score_factor, p_qf, s_qf, p_kf, s_kf, i_b, i_h, i_hk, PLAIN, SCALES

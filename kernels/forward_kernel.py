@@ -108,8 +108,10 @@ def _forward_kernel(
     p_v = rows_from(p_v, s_v, i_b, i_hk, k_start)
     p_o = rows_from(p_o, s_o, i_b, i_h, q_start + i_m)
     p_lse = rows_from(p_lse, s_lse, i_b, i_h, q_start + i_m)
-    p_mask = pairs_from(p_mask, s_mask, i_b, i_h, q_start, k_start)
-    p_bias = pairs_from(p_bias, s_bias, i_b, i_h, q_start, k_start)
+    if p_mask is not None:
+        p_mask = pairs_from(p_mask, s_mask, i_b, i_h, q_start, k_start)
+    if p_bias is not None:
+        p_bias = pairs_from(p_bias, s_bias, i_b, i_h, q_start, k_start)
     slope = slope_of(p_slopes, s_slopes, i_b, i_h)
     sigma, score_factor = head_factors(
         sigma, score_factor, p_qf, s_qf, p_kf, s_kf, i_b, i_h, i_hk, PLAIN, SCALES

@@ -220,6 +220,8 @@ flash_attention.__flashcheck__ = {  # type: ignore[attr-defined]
         "any_strides": True,
         "devices": ["cuda", "cpu"] if interpreter.interpreted() else ["cuda"],
         "deterministic": True,
+        "batch_invariant": True,
+        "rejects_illegal": True,
         "gradients": ["dq", "dk", "dv", "dbias", "dsink"],
         "dlse": True,
     },

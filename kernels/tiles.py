@@ -8,21 +8,18 @@ from kernels.scores import pair_scores
 
 @triton.jit
 def rows_from(p, s, i_b, i_h, row):
-    """Pointer to row ``row`` of one head of a (batch, heads, length, ..) tensor; None stays None.
+    """Pointer to row ``row`` of one head of a (batch, heads, length, ..) tensor.
 
-    All three indices are 64-bit before they meet a stride.
+    All three indices are 64-bit before they meet a stride. A tensor that may be absent is the caller's to ask
+    for: Triton 3.6 cannot return None.
     """
-    if p is not None:
-        p += i_b * s[0] + i_h * s[1] + row * s[2]
-    return p
+    return p + i_b * s[0] + i_h * s[1] + row * s[2]
 
 
 @triton.jit
 def pairs_from(p, s, i_b, i_h, q_start, k_start):
-    """Pointer to pair (q_start, k_start) of a mask or bias; None stays None."""
-    if p is not None:
-        p += i_b * s[0] + i_h * s[1] + q_start * s[2] + k_start * s[3]
-    return p
+    """Pointer to pair (q_start, k_start) of a mask or bias."""
+    return p + i_b * s[0] + i_h * s[1] + q_start * s[2] + k_start * s[3]
 
 
 @triton.jit

@@ -5,7 +5,23 @@
 
 from __future__ import annotations
 
-from flashcheck.checks import accuracy, algorithm, gradients, isolation, repeat, rms, special
+from flashcheck.checks import (
+    accuracy,
+    algorithm,
+    bias,
+    fresh_process,
+    gradient_sums,
+    gradients,
+    influence,
+    isolation,
+    options,
+    placement,
+    relations,
+    repeat,
+    rms,
+    special,
+    unwritten,
+)
 from flashcheck.checks.judged import Judged, JudgeError, KernelError
 from flashcheck.checks.record import Location, Record, Status
 from flashcheck.checks.registry import CHECKS, Check, check_named
@@ -21,10 +37,18 @@ __all__ = [
     "Status",
     "accuracy",
     "algorithm",
+    "bias",
     "check_named",
+    "fresh_process",
+    "gradient_sums",
     "gradients",
+    "influence",
     "isolation",
+    "options",
+    "placement",
+    "relations",
     "repeat",
     "rms",
     "special",
+    "unwritten",
 ]

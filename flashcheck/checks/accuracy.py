@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from flashcheck.checks.census import census
 from flashcheck.checks.judged import Judged
+from flashcheck.checks.picture import error_picture
 from flashcheck.checks.record import Record, Status
 from flashcheck.checks.registry import check, not_applicable
 
 
-@check("forward.bound")
+def inaccurate(judged: Judged) -> bool:
+    """Accuracy rejects the problem itself: checks of related problems then leave the verdict to it."""
+    return any(m.over for m in judged.measured.values())
+
+
+@check("forward.bound", faults="ABCDEFHIJKLPQSTVY")
 def forward_bound_holds(judged: Judged) -> Record:
     """Every element of O and LSE is a value that the declared arithmetic can produce.
 
@@ -28,4 +34,7 @@ def forward_bound_holds(judged: Judged) -> Record:
         "NaN or inf, or its bound is 0" if where.margin == float("inf") else f"{where.margin:.3g} x its bound"
     )
     message = f"{where.tensor} is outside its proved bound: {times}"
-    return Record(name, Status.FAIL, message, where.margin, where, census(judged, where.tensor), line)
+    evidence = census(judged, where.tensor)
+    if where.tensor == "O":
+        evidence += error_picture(judged)
+    return Record(name, Status.FAIL, message, where.margin, where, evidence, line)

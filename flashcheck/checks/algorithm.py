@@ -11,7 +11,7 @@ from flashcheck.checks.record import Location, Record, Status
 from flashcheck.checks.registry import check, not_applicable
 
 
-@check("forward.algorithm")
+@check("forward.algorithm", faults="BPX")
 def forward_algorithm(judged: Judged) -> Record:
     """O is what the declared tiling, order and rounding of P give, up to fp32-sized errors.
 
@@ -26,7 +26,7 @@ def forward_algorithm(judged: Judged) -> Record:
     return algorithm_record(name, judged, {"O": (judged.result.out, centred, live)})
 
 
-@check("backward.algorithm")
+@check("backward.algorithm", faults="PX")
 def backward_algorithm(judged: Judged) -> Record:
     """dQ, dK, dV are what the declared roundings of P and dS give, up to fp32-sized errors.
 

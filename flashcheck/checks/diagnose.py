@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flashcheck.bounds.forward import forward_bound
 from flashcheck.bounds.interval import Interval
+from flashcheck.checks.diagnose_backward import diagnose_gradients
 from flashcheck.checks.judged import Judged
 from flashcheck.checks.measure import measure
 from flashcheck.checks.rms import RmsTally
@@ -45,6 +46,8 @@ def fault_classes(judged: Judged) -> dict[str, str]:
     if "LSE" in measured and measured["LSE"].over:
         rules = {text.partition(" (")[0]: text for text in _log_sum_exp(judged)}
         return rules or _suspected_of_lse(judged)
+    if judged.kernel.backward is not None and judged.backward_defined and judged.differentiates():
+        return {f"backward: {text}": text for text in diagnose_gradients(judged)}
     return {}
 
 

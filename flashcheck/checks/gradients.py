@@ -8,7 +8,7 @@ from flashcheck.checks.record import Record, Status
 from flashcheck.checks.registry import check, not_applicable
 
 
-@check("backward.bound")
+@check("backward.bound", faults="ACDEFHIJKLPSV")
 def backward_bound_holds(judged: Judged) -> Record:
     """Every element of dQ, dK, dV (and of the gradients of bias and sink) is a value that the declared
     arithmetic can produce.
@@ -24,7 +24,7 @@ def backward_bound_holds(judged: Judged) -> Record:
     return _record(name, judged, judged.measured_gradients)
 
 
-@check("backward.own_forward", reruns=1)
+@check("backward.own_forward", faults="ACDEJPX", reruns=3)
 def backward_of_own_forward(judged: Judged) -> Record:
     """The gradients that the backward makes of the kernel's own O and LSE are those of that O and LSE.
 
@@ -34,7 +34,7 @@ def backward_of_own_forward(judged: Judged) -> Record:
     return _of_own_forward("backward.own_forward", judged, end_to_end=False)
 
 
-@check("backward.end_to_end", reruns=1)
+@check("backward.end_to_end", faults="ACDEJPX", reruns=3)
 def backward_end_to_end(judged: Judged) -> Record:
     """The gradients that the backward makes of the kernel's own forward are near the exact ones.
 

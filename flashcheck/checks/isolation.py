@@ -13,39 +13,45 @@ from flashcheck.inputs.buffers import Hosted, hosted
 from flashcheck.kernel import ForwardResult
 from flashcheck.problem import Problem
 
+FINITE_POISON = 240.0
+"""Large against unit data, exact in every format, and inside the range of each."""
 
-@check("isolation.buffers", reruns=4)
+
+@check("isolation.buffers", faults="EHU", reruns=4)
 def isolation_buffers(judged: Judged) -> Record:
-    """NaN around the tensors and between their strides changes no bit, and stays as it was.
+    """Poison around the tensors and between their strides changes no bit, and stays as it was.
 
-    The kernel runs twice on the same views inside the same allocations: first with zeros around the
-    data, then with NaN. Both results must agree in every bit, the first must obey the bound (other
-    strides may mean another order of summation), and nothing in the allocations, the inputs included,
-    may be written (contract, point 6).
+    The kernel runs twice on the same views inside the same allocations: first with a large finite number
+    around the data (a guard against NaN would hide the fault), then with NaN. Both results must agree in
+    every bit, the first must obey the bound (other strides may mean another order of summation), and
+    nothing in the allocations, the inputs included, may be written (contract, point 6). Masks and biases
+    lie in such memory too.
     """
     name = "isolation.buffers"
     line = judged.problem.describe()
     layouts = ("padded", "interleaved") if judged.kernel.capabilities.any_strides else ("guarded",)
     for layout in layouts:
         problem, hosts = hosted(judged.problem, layout)
-        fault = _fault(judged, problem, hosts)
+        fault = _fault(judged, problem, list(hosts.values()), tuple(hosts))
         if fault:
             return Record(name, Status.FAIL, f"{fault} (layout {layout})", problem=line)
     return Record(name, Status.PASS, f"layouts {', '.join(layouts)}", problem=line)
 
 
-def _fault(judged: Judged, problem: Problem, hosts: list[Hosted]) -> str:
-    zeros = judged.run(problem)
-    over = _outside_bound(judged, zeros)
+def _fault(judged: Judged, problem: Problem, hosts: list[Hosted], names: tuple[str, ...]) -> str:
+    for host in hosts:
+        host.poison(FINITE_POISON)
+    finite = judged.run(problem)
+    over = _outside_bound(judged, finite)
     if over:
-        return f"other strides change the result: {over}"
+        return f"other strides, or finite numbers between them, change the result: {over}"
     for host in hosts:
         host.poison(torch.nan)
     before = [host.snapshot() for host in hosts]
     poisoned = judged.run(problem)
     touched = [
         name
-        for name, host, bits in zip("qkv", hosts, before, strict=True)
+        for name, host, bits in zip(names, hosts, before, strict=True)
         if not torch.equal(host.snapshot(), bits)
     ]
     if touched:
@@ -53,7 +59,7 @@ def _fault(judged: Judged, problem: Problem, hosts: list[Hosted]) -> str:
     if not judged.kernel.capabilities.deterministic:
         over = _outside_bound(judged, poisoned)
         return f"poison outside the data changes the result: {over}" if over else ""
-    difference = first_difference(zeros, poisoned)
+    difference = first_difference(finite, poisoned)
     return f"poison outside the data changes the result: {difference}" if difference else ""
 
 

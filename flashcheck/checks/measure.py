@@ -24,6 +24,14 @@ class RmsSums:
 
 
 @dataclass(frozen=True, slots=True)
+class BiasSums:
+    """Row sums of errors away from zero, each over its prediction, and element counts; float64 (rows,)."""
+
+    signed: Tensor
+    elements: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """One output tensor, judged.
 
@@ -36,6 +44,7 @@ class Measured:
         slack: median of bound / |error| over judged elements with an error; inf where all are exact.
         rms: sums for the ratio measured / predicted, or None where nothing is predictable.
         gates: the prediction is sharp enough to reject by.
+        bias: sums for the mean error away from zero, over the same elements as ``rms``.
     """
 
     margin: Tensor
@@ -46,6 +55,7 @@ class Measured:
     slack: float
     rms: RmsSums | None
     gates: bool
+    bias: BiasSums | None = None
 
 
 def measure(name: str, got: Tensor, bound: TensorBound, live: Tensor) -> Measured:
@@ -64,6 +74,7 @@ def measure(name: str, got: Tensor, bound: TensorBound, live: Tensor) -> Measure
         slack=_slack(error, bound.interval.bound, judged),
         rms=_rms(error, bound, judged),
         gates=bound.prediction_gates,
+        bias=_bias(got - bound.interval.exact, bound, judged),
     )
 
 
@@ -89,9 +100,7 @@ def _slack(error: Tensor, bound: Tensor, judged: Tensor) -> float:
 
 
 def _rms(error: Tensor, bound: TensorBound, judged: Tensor) -> RmsSums | None:
-    # A prediction far below the format's quantum says nothing about what flushing to zero leaves.
-    seen = bound.predicted_rms >= bound.interval.fmt.quantum / 4
-    used = seen & judged & bound.predictable & torch.isfinite(error) & torch.isfinite(bound.predicted_rms)
+    used = _predictable(error, bound, judged)
     if not bool(used.any()):
         return None
     measured = torch.where(used, error, 0.0).square()
@@ -100,3 +109,21 @@ def _rms(error: Tensor, bound: TensorBound, judged: Tensor) -> RmsSums | None:
     if error.ndim == 4:
         measured, predicted = measured.sum(-1), predicted.sum(-1)
     return RmsSums(measured.flatten(), predicted.flatten(), reference)
+
+
+def _bias(signed: Tensor, bound: TensorBound, judged: Tensor) -> BiasSums | None:
+    exact = bound.interval.exact
+    used = _predictable(signed, bound, judged) & (exact != 0)
+    if not bool(used.any()):
+        return None
+    outward = torch.where(used, signed * torch.sign(exact) / bound.predicted_rms, 0.0)
+    count = used.double()
+    if signed.ndim == 4:
+        outward, count = outward.sum(-1), count.sum(-1)
+    return BiasSums(outward.flatten(), count.flatten())
+
+
+def _predictable(error: Tensor, bound: TensorBound, judged: Tensor) -> Tensor:
+    # A prediction far below the format's quantum says nothing about what flushing to zero leaves.
+    seen = bound.predicted_rms >= bound.interval.fmt.quantum / 4
+    return seen & judged & bound.predictable & torch.isfinite(error) & torch.isfinite(bound.predicted_rms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from flashcheck.checks.fault_classes import fault_class
 from flashcheck.checks.judged import Judged, KernelError
 from flashcheck.checks.record import Record, Status
 from flashcheck.errors import UnknownNameError
@@ -21,13 +22,17 @@ class Check:
     Attributes:
         name: ``family.property``.
         property: the property in words.
-        reruns: how many further kernel runs it costs.
+        faults: letters of the classes of public faults it is for (``fault_classes``).
+        reruns: how many further kernel runs it costs, about.
+        grouped: judged over groups of problems when a kernel is certified.
         judge: the verdict on a judged problem.
     """
 
     name: str
     property: str
+    faults: str
     reruns: int
+    grouped: bool
     judge: Judge
 
     def __call__(self, kernel: Kernel, problem: Problem, device: str = "cpu") -> Record:
@@ -48,12 +53,17 @@ class Check:
 CHECKS: dict[str, Check] = {}
 
 
-def check(name: str, *, reruns: int = 0) -> Callable[[Judge], Check]:
-    """Registers the decorated function; its docstring's first paragraph is the property."""
+def check(name: str, *, faults: str, reruns: int = 0, grouped: bool = False) -> Callable[[Judge], Check]:
+    """Registers the decorated function; its docstring's first paragraph is the property.
+
+    Raises UnknownNameError for a letter of ``faults`` that names no class of public faults.
+    """
+    for letter in faults:
+        fault_class(letter)
 
     def register(judge: Judge) -> Check:
         words = " ".join((judge.__doc__ or "").split("\n\n", maxsplit=1)[0].split())
-        CHECKS[name] = Check(name, words, reruns, judge)
+        CHECKS[name] = Check(name, words, faults, reruns, grouped, judge)
         return CHECKS[name]
 
     return register
@@ -69,3 +79,11 @@ def check_named(name: str) -> Check:
 
 def not_applicable(name: str, why: str) -> Record:
     return Record(name, Status.NOT_APPLICABLE, why)
+
+
+def passed(name: str, judged: Judged, message: str = "") -> Record:
+    return Record(name, Status.PASS, message, problem=judged.problem.describe())
+
+
+def failed(name: str, judged: Judged, message: str, evidence: tuple[str, ...] = ()) -> Record:
+    return Record(name, Status.FAIL, message, evidence=evidence, problem=judged.problem.describe())

@@ -8,7 +8,7 @@ from flashcheck.checks.record import Record, Status
 from flashcheck.checks.registry import check, not_applicable
 
 
-@check("bitwise.repeat", reruns=1)
+@check("bitwise.repeat", faults="NX", reruns=1)
 def bitwise_repeat(judged: Judged) -> Record:
     """The same inputs on the same machine give bitwise the same result (contract, point 8)."""
     name = "bitwise.repeat"

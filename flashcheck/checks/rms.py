@@ -112,7 +112,7 @@ def _plus(a: tuple[float, float, float], b: tuple[float, float, float]) -> tuple
     return (a[0] + b[0], a[1] + b[1], a[2] + b[2])
 
 
-@check("forward.rms")
+@check("forward.rms", faults="PZ", grouped=True)
 def forward_rms(judged: Judged) -> Record:
     """The rms error of O is not above the predicted one: no rounding that is not declared.
 
@@ -127,7 +127,7 @@ def forward_rms(judged: Judged) -> Record:
     return tally.verdict("O", judged.problem.describe())
 
 
-@check("backward.rms")
+@check("backward.rms", faults="PZ", grouped=True)
 def backward_rms(judged: Judged) -> Record:
     """The rms errors of dQ, dK and dV are not above the predicted ones.
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from flashcheck.checks.bits import differing
 from flashcheck.checks.judged import Judged
 from flashcheck.checks.record import Record, Status
-from flashcheck.checks.registry import check, not_applicable
+from flashcheck.checks.registry import check, failed, not_applicable, passed
 from flashcheck.formats import FP32, ulp
 from flashcheck.kernel import ForwardResult
 from flashcheck.problem import Problem
@@ -17,7 +17,7 @@ CLEAR_LEAD = 2.0**-10
 """Relative lead of the largest score over the next from which an fp32 rounding cannot change who leads."""
 
 
-@check("special.empty_rows")
+@check("special.empty_rows", faults="AJ")
 def empty_rows(judged: Judged) -> Record:
     """A row that sees no key has O = 0 and LSE = -inf, exactly; its sink's logit where there is one.
 
@@ -50,7 +50,7 @@ def empty_rows(judged: Judged) -> Record:
     return Record(name, Status.PASS, f"{len(out)} rows", problem=line)
 
 
-@check("special.nonfinite", reruns=5)
+@check("special.nonfinite", faults="EQ", reruns=5)
 def nonfinite(judged: Judged) -> Record:
     """NaN in q, k or v, and inf in v, reach every row that sees them and change no other bit.
 
@@ -136,7 +136,7 @@ def _spread_fault(
     return ""
 
 
-@check("special.no_silent_overflow")
+@check("special.no_silent_overflow", faults="Q")
 def no_silent_overflow(judged: Judged) -> Record:
     """Where scores pass the end of fp32, the result is the right one, inf or NaN: never finite and wrong.
 
@@ -183,3 +183,39 @@ def _two_sided(judged: Judged) -> Tensor:
     negative = up @ (-k).clamp(min=0) + down @ k.clamp(min=0)
     both = torch.minimum(positive, negative) * max(1.0, abs(problem.effective_scale)) > FP32.max_finite / 2
     return (both & judged.exact.visible).any(-1)
+
+
+@check("special.empty_rows_backward", faults="AE", reruns=4)
+def empty_rows_backward(judged: Judged) -> Record:
+    """A row that sees no key adds nothing to any gradient: its dQ is 0; other q and dO there change no bit.
+
+    Contract, point 4; a sequence without keys is rows of this kind, a key that no row sees has dK = dV = 0.
+    """
+    name = "special.empty_rows_backward"
+    if judged.kernel.backward is None or not judged.kernel.capabilities.empty_rows:
+        return not_applicable(name, "no backward is declared, or empty rows are not")
+    empty, unseen = judged.empty_rows, _unseen_keys(judged)
+    if not judged.backward_defined or not (bool(empty.any()) or bool(unseen.any())):
+        return not_applicable(name, "every row sees a key and every key is seen")
+    got = judged.gradients
+    for tensor, rows in (("dq", empty), ("dk", unseen), ("dv", unseen)):
+        if tensor in got and bool((got[tensor].double()[rows] != 0).any()):
+            count = int((got[tensor].double()[rows] != 0).any(-1).sum())
+            what = "see no key" if tensor == "dq" else "no row sees"
+            return failed(name, judged, f"{tensor} is not 0 in {count} of {int(rows.sum())} rows that {what}")
+    if bool(empty.any()) and judged.kernel.capabilities.deterministic:
+        p = judged.gradient_problem
+        assert p.dout is not None
+        q, dout = (torch.where(empty.unsqueeze(-1), 2.0, x.double()).to(x.dtype) for x in (p.q, p.dout))
+        other = Judged(judged.kernel, p.replaced(q=q, dout=dout), str(judged.device)).gradients
+        for tensor, x in got.items():
+            if tensor != "dsink" and bool(differing(other[tensor], x).any()):
+                message = f"q and dO of rows that see no key change {tensor}"
+                return failed(name, judged, message)
+    return passed(name, judged, f"{int(empty.sum())} rows, {int(unseen.sum())} keys")
+
+
+def _unseen_keys(judged: Judged) -> Tensor:
+    """Boolean (B, Hkv, Nk): keys that no row of their heads sees."""
+    p = judged.problem
+    return ~torch.unflatten(judged.exact.visible.any(-2), 1, (p.num_kv_heads, p.group)).any(2)

@@ -76,7 +76,7 @@ def _certify_one(
 ) -> int:
     device = choose_device(request.device, kernel)
     seed = DEFAULT_SEED if request.seed is None else request.seed
-    plan = make_plan(kernel, level, request.dtypes, request.max_cases, seed)
+    plan = make_plan(kernel, level, request.dtypes, request.max_cases, seed, device)
     started = datetime.datetime.now(datetime.UTC)
     with ProgressReport(stderr, name, request.quiet) as progress:
         outcome = certify_by_name(

@@ -115,8 +115,15 @@ def _print_run(name: str, found: Run, stdout: Console) -> None:
         stdout.print(failure, highlight=False, markup=False)
     if len(found.failures) > _SHOWN:
         stdout.print(f"and {len(found.failures) - _SHOWN} more")
-    verdict = "outside the bounds" if found.failures else "inside the bounds"
-    stdout.print(f"{name}: {found.judged} problems judged, {len(found.failures)} tensors {verdict}")
+    stdout.print(f"{name}: {found.judged} problems judged, {_verdict(found)}", highlight=False)
+
+
+def _verdict(found: Run) -> str:
+    if not found.judged:
+        return "so nothing is said"
+    if found.failures:
+        return f"{len(found.failures)} tensors outside their bounds"
+    return "everything inside its bound"
 
 
 def _require_flint() -> None:

@@ -43,6 +43,7 @@ def as_kernel(arithmetic: Arithmetic, machine: Machine = IEEE, *, name: str) -> 
             any_strides=True,
             isolates_nonfinite=True,
             deterministic=True,
+            batch_invariant=True,
             devices=("cpu",),
             gradients=GRADIENT_NAMES,
             dlse=True,

@@ -45,7 +45,7 @@ class FuzzCase:
         options = sum(
             value not in (None, False) for value in (s.causal, s.mask, s.window, s.softcap, s.scale)
         )
-        options += sum((s.bias, s.alibi, s.sink, s.key_lengths is not None, s.segments is not None))
+        options += sum(map(bool, (s.bias, s.alibi, s.sink, s.key_lengths is not None, s.segments)))
         heads = s.batch * s.num_heads
         return (s.num_queries + s.num_keys, heads, s.head_dim + s.value_dim, options, s.seed)
 

@@ -31,7 +31,7 @@ class Hosted:
     allocation: Tensor
 
     def poison(self, value: float) -> None:
-        """Fills everything outside the view; the view keeps its values."""
+        """Fills everything outside the view; the view keeps its values. NaN in a boolean tensor is True."""
         kept = self.view.clone()
         self.allocation.fill_(value)
         self.view.copy_(kept)
@@ -67,15 +67,49 @@ def interleaved(x: Tensor) -> Hosted:
     return _host(x, whole, lambda a: a[:, :n, :, ::2].transpose(1, 2))
 
 
+def transposed(x: Tensor) -> Hosted:
+    """The last two dimensions swapped in memory: (batch, heads, dim, length), no unit stride along dim."""
+    b, h, n, d = x.shape
+    whole = torch.empty((b, h, d + 1, n + 3), dtype=x.dtype, device=x.device)
+    return _host(x, whole, lambda a: a[:, :, :d, 1 : n + 1].mT)
+
+
+def packed(x: Tensor) -> Hosted:
+    """One of three tensors that a fused projection writes side by side: (batch, length, 3, heads, dim)."""
+    b, h, n, d = x.shape
+    whole = torch.empty((b, n + 1, 3, h, d), dtype=x.dtype, device=x.device)
+    return _host(x, whole, lambda a: a[:, :n, 1].transpose(1, 2))
+
+
+def far(x: Tensor) -> Hosted:
+    """The last head starts 2^31 elements after the first; what lies between is never touched.
+
+    Untouched pages cost no memory on most systems. Do not ``poison`` or ``snapshot`` such a host.
+    """
+    b, h, n, d = x.shape
+    step = -(-(2**31) // max(h - 1, 1))
+    whole = torch.empty(b * h * step + n * d, dtype=x.dtype, device=x.device)
+    view = torch.as_strided(whole, (b, h, n, d), (h * step, step, d, 1))
+    view.copy_(x)
+    return Hosted(view, whole)
+
+
 LAYOUTS: dict[str, Callable[[Tensor], Hosted]] = {
     "guarded": guarded,
     "padded": padded,
     "interleaved": interleaved,
+    "transposed": transposed,
+    "packed": packed,
 }
 
 
-def hosted(problem: Problem, layout: str) -> tuple[Problem, list[Hosted]]:
-    """The problem with q, k and v moved into larger allocations, and their hosts in that order."""
-    hosts = [LAYOUTS[layout](x) for x in (problem.q, problem.k, problem.v)]
-    q, k, v = (h.view for h in hosts)
-    return problem.replaced(q=q, k=k, v=v), hosts
+def hosted(problem: Problem, layout: str) -> tuple[Problem, dict[str, Hosted]]:
+    """The problem with q, k, v, and a mask and a bias that are not broadcast, moved into larger
+    allocations; and their hosts by name."""
+    tensors = {"q": problem.q, "k": problem.k, "v": problem.v}
+    for name in ("mask", "bias"):
+        x = getattr(problem, name)
+        if x is not None:
+            tensors[name] = x
+    hosts = {name: LAYOUTS[layout](x) for name, x in tensors.items()}
+    return problem.replaced(**{name: host.view for name, host in hosts.items()}), hosts

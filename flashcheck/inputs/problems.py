@@ -10,7 +10,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from flashcheck.inputs.spec import ProblemSpec
+from flashcheck.inputs.gradients import GRADIENT_KINDS
+from flashcheck.inputs.spec import ALIBI_KINDS, BIAS_KINDS, SINK_KINDS, ProblemSpec
 from flashcheck.inputs.values import FAMILIES
 from flashcheck.kernel import Capabilities
 from flashcheck.masks import Alignment
@@ -22,10 +23,27 @@ SHORT_LENGTHS = tuple(n for n in LENGTHS if n <= 33)
 
 HEAD_DIMS = (1, 2, 3, 8, 16, 17, 24, 32, 40, 48, 64, 65, 72, 80, 96, 128, 160, 192, 256)
 USUAL_HEAD_DIMS = (16, 32, 64, 128)
-SCALES = (None, None, None, None, 1.0, 0.25, 0.0, -0.125)
+SCALES = (None, None, None, None, None, 1.0, 0.25, 0.0, -0.125, 0.001)
 HEADS = ((1, 1), (2, 2), (3, 3))
 GROUPED_HEADS = ((2, 1), (6, 3), (4, 2), (6, 2), (8, 2))
 """(query heads, key/value heads); group differs from the number of key/value heads in most."""
+
+WINDOWS: tuple[tuple[int | None, int | None], ...] = (
+    (0, 0),
+    (3, 0),
+    (17, 5),
+    (None, 2),
+    (31, None),
+    (15, 0),
+    (16, 0),
+    (63, 1),
+    (64, 0),
+    (0, None),
+    (100_000, 0),
+)
+"""Both sides of tile edges, nothing but the diagonal, no limit, and more than there is."""
+
+GRADIENTS = (*["normal"] * len(GRADIENT_KINDS), *GRADIENT_KINDS)
 
 MAX_ROWS = 520
 """batch * heads * Nq stays below this: one problem then takes a fraction of a second in the interpreter."""
@@ -103,6 +121,7 @@ def draw_spec(
         scale=scale if "scale" in options else None,
         causal=causal,
         family=wishes.family or rng.choice(families_for(capabilities)),
+        gradient=rng.choice(GRADIENTS),
         seed=seed,
         **chosen,
     )
@@ -146,19 +165,19 @@ def _options(
         return name in options and not wishes.plain and (wishes.option == name or rng.random() < chance)
 
     chosen: dict[str, Any] = {}
-    masks = ["random", "first_key", "per_head"] + (["holes"] if capabilities.empty_rows else [])
+    masks = ["random", "first_key", "per_head", "keys"] + (["holes"] if capabilities.empty_rows else [])
     if wanted("mask", 0.25):
         chosen["mask"] = "holes" if wishes.empty_rows and "holes" in masks else rng.choice(masks)
     if wanted("window", 0.2):
-        chosen["window"] = rng.choice(((0, 0), (3, 0), (17, 5), (None, 2), (31, None)))
+        chosen["window"] = rng.choice(WINDOWS)
     if wanted("bias", 0.2):
-        chosen["bias"] = True
+        chosen["bias"] = rng.choice((True, *BIAS_KINDS))
     if wanted("alibi_slopes", 0.2):
-        chosen["alibi"] = True
+        chosen["alibi"] = rng.choice((True, True, *ALIBI_KINDS))
     if wanted("softcap", 0.2):
-        chosen["softcap"] = rng.choice((1.0, 15.0, 50.0))
+        chosen["softcap"] = rng.choice((0.5, 1.0, 15.0, 50.0, 1e4))
     if wanted("sink", 0.2):
-        chosen["sink"] = True
+        chosen["sink"] = rng.choice((True, True, *SINK_KINDS))
     if wishes.option == "cu_seqlens":
         cut_q, cut_k = nq // 3, nk // 2
         chosen["segments"] = ((cut_q, cut_k), (0, 0), (nq - cut_q, nk - cut_k))

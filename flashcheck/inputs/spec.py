@@ -11,14 +11,25 @@ from torch import Tensor
 
 from flashcheck.errors import UnknownNameError
 from flashcheck.formats import format_named
+from flashcheck.inputs.gradients import output_gradient
 from flashcheck.inputs.sizes import Sizes
 from flashcheck.inputs.values import values
 from flashcheck.masks import Alignment
 from flashcheck.problem import Problem
 
-MASK_KINDS = ("random", "holes", "first_key", "per_head")
+MASK_KINDS = ("random", "holes", "first_key", "per_head", "keys")
 """random: half of all pairs, every row sees a key; holes: random with rows that see none;
-first_key: keys 0 and up to 2 others; per_head: another random mask in every head."""
+first_key: keys 0 and up to 2 others; per_head: another random mask in every head; keys: half of the keys,
+the same for all rows (its query dimension is 1)."""
+
+ALIBI_KINDS = ("batch",)
+"""batch: slopes for every batch and head. ``True``: one set for all batches."""
+
+SINK_KINDS = ("low", "high")
+"""low: logits near -50, which vanish; high: near +30, above most scores. ``True``: N(0, 1)."""
+
+BIAS_KINDS = ("bhqk", "hqk", "hk", "bq", "k")
+"""Dimensions (batch, head, query, key) that a bias has; the others are 1. ``True`` means ``hqk``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +51,14 @@ class ProblemSpec:
     causal: Alignment | None = None
     window: tuple[int | None, int | None] | None = None
     mask: str | None = None
-    bias: bool = False
-    alibi: bool = False
+    bias: bool | str = False
+    alibi: bool | str = False
     softcap: float | None = None
-    sink: bool = False
+    sink: bool | str = False
     key_lengths: tuple[int, ...] | None = None
     segments: tuple[tuple[int, int], ...] | None = None
     family: str = "normal"
+    gradient: str = "normal"
     seed: int = 0
 
     def build(self) -> Problem:
@@ -65,22 +77,24 @@ class ProblemSpec:
             fmt,
         )
         q, k, v = (x.to(fmt.dtype) for x in values(self.family, sizes, self.seed))
-        return Problem(q, k, v, **self._options(), family=self.family, seed=self.seed)
+        problem = Problem(q, k, v, **self._options(), family=self.family, seed=self.seed)
+        if self.gradient == "normal":  # what a problem without one is given for its backward
+            return problem
+        return problem.replaced(dout=output_gradient(self.gradient, problem))
 
     def _options(self) -> dict[str, Any]:
         """Every option of the problem, tensors included."""
         generator = torch.Generator().manual_seed(self.seed)
         lengths = None if self.key_lengths is None else torch.tensor(self.key_lengths)
-        bias_shape = (1, self.num_heads, self.num_queries, self.num_keys)
         return {
             "scale": self.scale,
             "causal": self.causal,
             "window": self.window,
             "mask": None if self.mask is None else self._mask(generator),
-            "bias": self._normal(generator, bias_shape, self.bias),
+            "bias": self._normal(generator, self._bias_shape(), bool(self.bias)),
             "alibi_slopes": self._slopes() if self.alibi else None,
             "softcap": self.softcap,
-            "sink": self._normal(generator, (self.num_heads,), self.sink),
+            "sink": self._sink(generator),
             "key_lengths": lengths,
             "cu_seqlens_q": self._ends(0),
             "cu_seqlens_k": self._ends(1),
@@ -115,9 +129,27 @@ class ProblemSpec:
     def _normal(self, generator: torch.Generator, shape: tuple[int, ...], wanted: bool) -> Tensor | None:
         return torch.randn(shape, generator=generator) if wanted else None
 
+    def _bias_shape(self) -> tuple[int, ...]:
+        kind = "hqk" if isinstance(self.bias, bool) else self.bias
+        if kind not in BIAS_KINDS:
+            raise UnknownNameError("bias", kind, BIAS_KINDS)
+        sizes = {"b": self.batch, "h": self.num_heads, "q": self.num_queries, "k": self.num_keys}
+        return tuple(n if letter in kind else 1 for letter, n in sizes.items())
+
+    def _sink(self, generator: torch.Generator) -> Tensor | None:
+        if isinstance(self.sink, str) and self.sink not in SINK_KINDS:
+            raise UnknownNameError("sink", self.sink, SINK_KINDS)
+        logits = self._normal(generator, (self.num_heads,), bool(self.sink))
+        return logits if logits is None else logits + {"low": -50.0, "high": 30.0}.get(str(self.sink), 0.0)
+
     def _slopes(self) -> Tensor:
         # ALiBi's own: a geometric sequence over the heads.
-        return 2.0 ** (-8.0 * torch.arange(1, self.num_heads + 1) / self.num_heads)
+        slopes = 2.0 ** (-8.0 * torch.arange(1, self.num_heads + 1) / self.num_heads)
+        if self.alibi is True:
+            return slopes
+        if self.alibi not in ALIBI_KINDS:
+            raise UnknownNameError("alibi", str(self.alibi), ALIBI_KINDS)
+        return slopes * torch.arange(1, self.batch + 1).unsqueeze(-1)
 
     def _ends(self, side: int) -> Tensor | None:
         if self.segments is None:
@@ -129,7 +161,8 @@ class ProblemSpec:
         if self.mask not in MASK_KINDS:
             raise UnknownNameError("mask", str(self.mask), MASK_KINDS)
         heads = self.num_heads if self.mask == "per_head" else 1
-        shape = (self.batch, heads, self.num_queries, self.num_keys)
+        rows = 1 if self.mask == "keys" else self.num_queries
+        shape = (self.batch, heads, rows, self.num_keys)
         seen = torch.rand(shape, generator=generator) < 0.5
         if self.num_keys == 0:
             return seen

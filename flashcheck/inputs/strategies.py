@@ -5,13 +5,12 @@ Everything shrinks toward one head, 16 x 16 x 16, no options, normal values.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 from hypothesis import strategies as st
 
-from flashcheck.inputs.problems import GROUPED_HEADS, HEADS, LENGTHS, families_for, head_dims
-from flashcheck.inputs.spec import MASK_KINDS, ProblemSpec
+from flashcheck.inputs.combinations import is_legal
+from flashcheck.inputs.gradients import GRADIENT_KINDS
+from flashcheck.inputs.problems import GROUPED_HEADS, HEADS, LENGTHS, WINDOWS, families_for, head_dims
+from flashcheck.inputs.spec import BIAS_KINDS, MASK_KINDS, SINK_KINDS, ProblemSpec
 from flashcheck.kernel import Capabilities
 from flashcheck.masks import Alignment
 
@@ -19,8 +18,7 @@ from flashcheck.masks import Alignment
 def specs(capabilities: Capabilities, dtype: str, largest: int = 129) -> st.SearchStrategy[ProblemSpec]:
     """Specs of one dtype that the declaration covers; lengths up to ``largest``."""
 
-    drawn = _fields(capabilities, dtype, largest).map(lambda spec: _legal(spec, capabilities))
-    return drawn.filter(lambda spec: capabilities.refuses(spec.outline()) is None)
+    return _fields(capabilities, dtype, largest).filter(lambda spec: is_legal(spec, capabilities))
 
 
 def _fields(capabilities: Capabilities, dtype: str, largest: int) -> st.SearchStrategy[ProblemSpec]:
@@ -38,16 +36,33 @@ def _fields(capabilities: Capabilities, dtype: str, largest: int) -> st.SearchSt
         masks = [m for m in masks if m != "holes"]
 
     def build(
-        shape: tuple[int, int], kv: tuple[int, int], dims: tuple[int, int], **rest: object
+        shape: tuple[int, int],
+        kv: tuple[int, int],
+        dims: tuple[int, int],
+        batch: int,
+        lengths: bool,
+        packed: bool,
+        **rest: object,
     ) -> ProblemSpec:
+        nq, nk = shape
+        aligned = rest["causal"] == "bottom_right" and not capabilities.empty_rows
+        if not capabilities.cross_lengths:
+            nk = nq
+        elif aligned and nq > nk:
+            nq, nk = nk, nq
+        halves = ((nq // 3, nk // 2), (0, 0), (nq - nq // 3, nk - nk // 2))
+        batch = 1 if packed else batch
         return ProblemSpec(
             dtype=dtype,
-            num_queries=shape[0],
-            num_keys=shape[1],
+            num_queries=nq,
+            num_keys=nk,
             num_heads=kv[0],
             num_kv_heads=kv[1],
             head_dim=dims[0],
-            value_dim=dims[1],
+            value_dim=dims[1] if capabilities.value_dim_differs else dims[0],
+            batch=batch,
+            key_lengths=tuple(-(-nk // (b + 1)) for b in range(batch)) if lengths else None,
+            segments=halves if packed else None,
             **rest,  # type: ignore[arg-type]
         )
 
@@ -60,10 +75,14 @@ def _fields(capabilities: Capabilities, dtype: str, largest: int) -> st.SearchSt
         scale=_if("scale" in options, st.none() | st.sampled_from((1.0, 0.25, 0.0, -0.125))),
         causal=st.sampled_from(alignments),
         mask=st.sampled_from(masks),
-        bias=_flag("bias" in options),
+        bias=st.sampled_from([False, *BIAS_KINDS] if "bias" in options else [False]),
+        lengths=_flag("key_lengths" in options),
+        packed=_flag("cu_seqlens" in options),
+        gradient=st.sampled_from(list(GRADIENT_KINDS)),
+        window=st.sampled_from([None, *WINDOWS] if "window" in options else [None]),
         alibi=_flag("alibi_slopes" in options),
         softcap=_if("softcap" in options, st.none() | st.sampled_from((1.0, 15.0, 50.0))),
-        sink=_flag("sink" in options),
+        sink=st.sampled_from([False, True, *SINK_KINDS] if "sink" in options else [False]),
         family=st.sampled_from(families_for(capabilities)),
         seed=st.integers(0, 2**16),
     )
@@ -75,16 +94,3 @@ def _if(declared: bool, strategy: st.SearchStrategy[float | None]) -> st.SearchS
 
 def _flag(declared: bool) -> st.SearchStrategy[bool]:
     return st.booleans() if declared else st.just(False)
-
-
-def _legal(spec: ProblemSpec, capabilities: Capabilities) -> ProblemSpec:
-    """Repairs what fields drawn apart cannot know of each other; filtering would waste draws."""
-    changes: dict[str, Any] = {}
-    if not capabilities.value_dim_differs:
-        changes["value_dim"] = spec.head_dim
-    nq, nk = spec.num_queries, spec.num_keys
-    if not capabilities.cross_lengths:
-        changes["num_keys"] = nq
-    elif spec.causal == "bottom_right" and nq > nk and not capabilities.empty_rows:
-        changes |= {"num_queries": nk, "num_keys": nq}
-    return replace(spec, **changes)

@@ -291,6 +291,22 @@ def _signed_zeros(draw: Draw) -> Values:
     return thin(q), thin(k), thin(v)
 
 
+@family("mixed_rows", "another scale in every row of q, k and v: no fast path fits all rows of a tile")
+def _mixed_rows(draw: Draw) -> Values:
+    q, k, v = draw.normals()
+
+    def scaled(x: Tensor, low: int, high: int) -> Tensor:
+        return x * 2.0 ** draw.integers((*x.shape[:3], 1), low, high)
+
+    return scaled(q, -6, 3), scaled(k, -6, 2), scaled(v, -6, 6)
+
+
+@family("offset_keys", "K = 8 + N(0, 1): all scores of a row share a large part", "ordinary")
+def _offset_keys(draw: Draw) -> Values:
+    q, k, v = draw.normals()
+    return q, k + 8.0, v
+
+
 @family("mixed", "another family in every head: no fast path fits all")
 def _mixed(draw: Draw) -> Values:
     s = draw.sizes

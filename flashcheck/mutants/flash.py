@@ -43,10 +43,16 @@ class FlashForward:
     def __init__(self, on: Switches, splits: int = 1) -> None:
         self.on, self.splits = on, splits
         self._scales: dict[tuple[object, ...], float] = {}
+        self._softcap: float | None = None
         self._calls = 0
 
     def __call__(self, problem: Problem) -> ForwardResult:
         self._calls += 1
+        if not self.on("illegal-accepted"):
+            problem = problem.replaced()  # checks the arguments again, whoever made the problem
+        if problem.softcap is not None and self.on("softcap-cached"):
+            self._softcap = self._softcap or problem.softcap
+            problem = problem.replaced(softcap=self._softcap)
         seen = visibility(problem, self.on)
         tiles = self._tiles(problem)
         share = max(1, -(-len(tiles) // self.splits))
@@ -72,21 +78,35 @@ class FlashForward:
         scale = scale_of(p, on, self._scales)
         heads = _key_heads(p, on)
         q, k, v = p.q.float(), p.k.float()[:, heads], p.v.float()[:, heads]
+        if p.num_heads > 1 and p.q.stride(1) >= 2**31 and on("offset-32-bits"):
+            q = q[:, :1].expand(-1, p.num_heads, -1, -1)  # 2^31 wraps to a place before the first head
+        if on("value-fixed-point"):
+            v = torch.round(v * 2.0**26) / 2.0**26
+        if on("value-range-clipped"):
+            v = v.clamp(-0.75, 0.75)
         if scale < 0 and on("max-before-scale-sign"):
             return _wrong_sign(p, q, k, v, scale, seen)
         state = _start(p, on)
+        floor = state.m
         for keys in tiles:
             shown = pad(seen[..., keys], (0, TILE - (keys.stop - keys.start)))
             if p.num_keys < keys.start + TILE and p.causal is None and on("key-tail-counted"):
                 shown[..., keys.stop - keys.start :] = True
             s = score_tile(p, q, _tile(k, keys), keys, scale, shown, on)
             values = _beyond(p, keys, heads) if on("value-tail-unmasked") else _tile(v, keys)
-            state = self._step(p, state, s, values, shown)
+            if on("hidden-key-in-max"):  # any maximum gives the right answer, up to rounding
+                everything = score_tile(p, q, _tile(k, keys), keys, scale, torch.ones_like(shown), on)
+                floor = everything.amax(-1)
+            state = self._step(p, state, s, values, shown, keys.stop == p.num_keys, floor)
         return state
 
-    def _step(self, p: Problem, state: State, s: Tensor, v: Tensor, shown: Tensor) -> State:
+    def _step(
+        self, p: Problem, state: State, s: Tensor, v: Tensor, shown: Tensor, last: bool, floor: Tensor
+    ) -> State:
         on, fmt = self.on, p.format
-        m = torch.maximum(state.m, s.amax(-1))
+        m = torch.maximum(torch.maximum(state.m, s.amax(-1)), floor)
+        if on("hidden-value-in-max"):  # an upper limit from the size of V; any limit gives the right answer
+            m = torch.where(torch.isneginf(m), m, m + 0.1 * v.abs().amax((-1, -2)).unsqueeze(-1))
         safe = m if on("empty-tile-no-guard") else torch.where(torch.isneginf(m), 0.0, m)
         weights = torch.exp(s - safe.unsqueeze(-1))
         factor = torch.exp(state.m - safe)
@@ -99,7 +119,8 @@ class FlashForward:
         l = state.row_sum * factor + summand.sum(-1)
         if on("row-sum-16-bit"):
             l = round_nearest(l.double(), FP16 if fmt.name == "fp16" else BF16).float()
-        kept = state.acc if on("no-rescale") else state.acc * factor.unsqueeze(-1)
+        stale = on("no-rescale") or (last and on("no-rescale-in-last-tile"))
+        kept = state.acc if stale else state.acc * factor.unsqueeze(-1)
         acc = kept + _product(rounded, v, shown, on)
         if on("accumulator-fp16"):
             acc = round_nearest(acc.double(), FP16).float()
@@ -150,6 +171,8 @@ def _key_heads(p: Problem, on: Switches) -> Tensor:
         return h % p.num_kv_heads
     if p.num_kv_heads > 1 and on("gqa-swapped-divisor"):
         return (h // p.num_kv_heads).clamp(max=p.num_kv_heads - 1)
+    if p.group == 1 and p.num_heads > 1 and on("ungrouped-heads-reversed"):
+        return h.flip(0)
     return h // p.group
 
 
@@ -186,6 +209,9 @@ def _rounded(weights: Tensor, fmt: Format, on: Switches) -> Tensor:
 def _product(p: Tensor, v: Tensor, shown: Tensor, on: Switches) -> Tensor:
     """P V. Values that are not finite are added apart, pair by pair, so that 0 * NaN does not arise in
     rows that do not see them, and no bit of other elements changes."""
+    if p.shape[1] > 1 and on("order-by-head"):
+        flipped = p.flip(-1) @ v.flip(-2)
+        return torch.where((torch.arange(p.shape[1]) % 2 == 1).view(1, -1, 1, 1), flipped, p @ v)
     finite = torch.isfinite(v)
     if bool(finite.all()) or on("value-tail-unmasked"):
         return p @ v

@@ -22,12 +22,14 @@ TILE = 16
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a row needs, float32: q (B, H, Nq, d), dout (B, H, Nq, dv), lse and delta (B, H, Nq)."""
+    """What a row needs, float32: q (B, H, Nq, d), dout (B, H, Nq, dv), lse, delta, and lse as it was
+    stored, (B, H, Nq)."""
 
     q: Tensor
     dout: Tensor
     lse: Tensor
     delta: Tensor
+    stored_lse: Tensor
 
 
 class FlashBackward:
@@ -39,7 +41,12 @@ class FlashBackward:
     def __call__(self, p: Problem, out: Tensor, lse: Tensor) -> Mapping[str, Tensor]:
         on = self.on
         dout = _output_gradient(p, on)
-        rows = Rows(p.q.float(), dout, _log_sum_exp(lse, on), _delta(p, dout, out, on))
+        if not out.is_contiguous() and on("bwd-out-assumed-contiguous"):
+            flat = torch.as_strided(out, (out.numel(),), (1,), out.storage_offset())
+            out = flat.view(out.shape)
+        if on("bwd-dout-fixed-point"):
+            dout = torch.round(dout * 2.0**26) / 2.0**26
+        rows = Rows(p.q.float(), dout, _log_sum_exp(lse, on), _delta(p, dout, out, on), lse)
         heads = torch.arange(p.num_heads) // p.group
         if p.num_kv_heads > 1 and on("bwd-gqa-tiled-heads"):
             heads = torch.arange(p.num_heads) % p.num_kv_heads
@@ -100,7 +107,7 @@ class FlashBackward:
         if on("bwd-empty-row-no-guard"):
             weights = torch.exp(torch.where(shown, s, -torch.inf) - rows.lse.unsqueeze(-1))
         else:
-            weights = torch.where(shown, weights, 0.0)
+            weights = torch.where(shown, weights, 2.0**-36 if on("bwd-hidden-weight-finite") else 0.0)
         values = _tile(v, keys)
         if p.value_dim > p.head_dim and on("bwd-value-extent"):
             dp = rows.dout[..., : p.head_dim] @ values[..., : p.head_dim].mT
@@ -123,6 +130,16 @@ class FlashBackward:
         self, p: Problem, dq: Tensor, dk: Tensor, dv: Tensor, dbias: Tensor, rows: Rows
     ) -> Mapping[str, Tensor]:
         on, scale, fmt = self.on, p.effective_scale, p.format
+        empty = torch.isneginf(rows.stored_lse)
+        if bool(empty.any()) and on("bwd-empty-row-adds"):
+            strays = torch.where(empty.unsqueeze(-1), rows.dout, 0.0).sum(2)
+            dv[:, :, 0] = dv[:, :, 0] + 2.0**-24 * strays
+        if on("bwd-sums-shrunk"):
+            dq, dk, dv = (x * (1 - 2.0**-10) for x in (dq, dk, dv))
+        workspace = torch.empty(4096)
+        if not on("bwd-workspace-never-cleared"):
+            workspace.zero_()
+        dq = torch.where(torch.isnan(workspace).all(), torch.nan, dq)  # 0 times what it holds is added
         if scale != 1 and on("bwd-dk-unscaled"):
             dk = dk / scale
         if scale != 1 and on("bwd-dq-scaled-twice"):

@@ -29,8 +29,11 @@ CAPABILITIES = Capabilities(
     any_strides=True,
     isolates_nonfinite=True,
     deterministic=True,
+    batch_invariant=True,
+    rejects_illegal=True,
     devices=("cpu",),
     gradients=GRADIENT_NAMES,
+    dlse=True,
 )
 """What the control supports, and every mutant declares."""
 
@@ -43,10 +46,7 @@ class Mutant:
         name: also the name of its switch.
         fault: one sentence.
         source: public reports of this fault ("" for a fault of the same kind as reported ones).
-        letter: class of the fault: A empty rows, B running state, C causal, D window, E tails, F head
-            dim, I grouped heads, J log-sum-exp, K cap, L bias, masks, ALiBi,
-            N repeatability, P precision, Q non-finite and large, S scale, T split keys, V sink, W packed
-            batches, X state between calls.
+        letter: class of the fault, a key of ``checks.fault_classes.FAULT_CLASSES``.
         exposed_by: which inputs show it.
         caught_by: the check that must fail.
         expose: problems to run in order on one kernel; the last shows the fault.

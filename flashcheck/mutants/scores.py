@@ -27,6 +27,8 @@ def scale_of(problem: Problem, on: Switches, memory: dict[tuple[object, ...], fl
         scale = scale * (1 + 2.0**-5)
     if on("scale-short-log2e"):
         scale = scale * (1.442 / math.log2(math.e))
+    if on("scale-absolute"):
+        scale = abs(scale)
     if on("scale-cached"):
         scale = memory.setdefault((problem.q.shape, problem.k.shape, problem.q.dtype), scale)
     return float(torch.tensor(scale, dtype=torch.float64).float())
@@ -57,6 +59,8 @@ def score_tile(
         s = s.clamp(-1e4, 1e4)
     if problem.softcap is not None and on.active & {"cap-after-mask"}:
         return s
+    if on("hidden-score-finite"):
+        return torch.where(seen, s, -24.0)
     return torch.where(seen, s, -1e30 if on("empty-row-mean") else -torch.inf)
 
 
@@ -78,6 +82,8 @@ def _faulty_bias(bias: Tensor, on: Switches) -> Tensor:
         return bias[:, :1]
     if bias.shape[2] > 1 and on("bias-of-first-row"):
         return bias[:, :, :1]
+    if on("bias-clamped"):
+        return bias.clamp(-8, 8)
     if on("bias-bf16"):
         return round_nearest(bias.double(), BF16).float()
     return bias

@@ -36,6 +36,12 @@ def finish(problem: Problem, sums: Sums, seen: Tensor, on: Switches) -> ForwardR
     else:
         out = acc * torch.where(l == 0, 0.0, 1 / l).unsqueeze(-1)
     out = out * problem.v_descale
+    if on("reciprocal-short"):
+        out = out * (1 - 2.0**-11)
+    workspace = torch.empty(4096)
+    if not on("workspace-never-cleared"):
+        workspace.zero_()
+    out = torch.where(torch.isnan(workspace).all(), torch.nan, out)  # 0 times what it holds is added
     lse = torch.where(l == 0, -torch.inf, m + torch.log(l))
     if problem.sink is not None and on("lse-without-sink"):
         lse = bare
@@ -65,6 +71,8 @@ def _lse(p: Problem, lse: Tensor, m: Tensor, seen: Tensor, on: Switches) -> Tens
         return lse / math.log(2.0)
     if on("lse-of-bare-products"):
         return lse / (p.effective_scale or 1.0)
+    if p.num_keys <= ROW_TILE and on("lse-of-single-tile"):
+        return m
     if on("lse-is-max"):
         return m
     if on("lse-negated"):

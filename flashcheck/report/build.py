@@ -124,11 +124,18 @@ def certificate_of(
             required=list(required(kernel.capabilities)),
             missing={dtype: list(labels) for dtype, labels in outcome.missing.items()},
             undeclared=undeclared(kernel),
+            pairs=_combinations(outcome, 2),
+            triples=_combinations(outcome, 3),
         ),
         problems=problems,
         pictures=pictures_of(outcome),
         judge_faults=outcome.judge_faults,
     )
+
+
+def _combinations(outcome: Outcome, strength: int) -> dict[str, tuple[int, int]]:
+    found = {dtype: counts.get(strength) for dtype, counts in outcome.combinations.items()}
+    return {dtype: (c.covered, c.possible) for dtype, c in found.items() if c is not None}
 
 
 def certificate_of_nothing(kernel: Kernel, device: str) -> Certificate:

@@ -193,6 +193,10 @@ class CoveragePart(_Part):
     missing: dict[str, list[str]]
     undeclared: list[str]
     """What attention can have and the kernel does not declare: never judged."""
+    pairs: dict[str, tuple[int, int]] = {}
+    """dtype -> pairs of declared option values: judged, and how many there are."""
+    triples: dict[str, tuple[int, int]] = {}
+    """The same for triples."""
 
 
 class RunPart(_Part):

@@ -43,6 +43,10 @@ def print_certificate(console: Console, certificate: Certificate, verbose: bool 
             console.print(line, soft_wrap=True)
     for fault in certificate.judge_faults:
         console.print(Text(f"judge: {fault}", style="bold magenta"), soft_wrap=True)
+    for words, counts in (("pairs", certificate.coverage.pairs), ("triples", certificate.coverage.triples)):
+        judged = ", ".join(f"{dtype} {some:,} of {all_:,}" for dtype, (some, all_) in counts.items())
+        if judged and (words == "pairs" or verbose):
+            console.print(Text(f"{words} of option values judged: {judged}"), soft_wrap=True)
     for dtype, labels in certificate.coverage.missing.items():
         console.print(Text(f"not judged, {dtype}: {', '.join(labels)}", style="yellow"), soft_wrap=True)
     if run.stopped:

@@ -1,0 +1,46 @@
+"""What a kernel allocates holds anything at first: poison in fresh memory shows what is never written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_FRESH = {
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.empty_strided.default,
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.new_empty_strided.default,
+}
+
+
+class _Poison(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Fills every fresh floating allocation with one value."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.value = value
+        self.filled = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in _FRESH and isinstance(out, Tensor) and out.dtype.is_floating_point and out.numel():
+            value = min(self.value, torch.finfo(out.dtype).max)
+            out.fill_(value)
+            self.filled += 1
+        return out
+
+
+@contextmanager
+def poisoned_allocations(value: float) -> Iterator[_Poison]:
+    """Every tensor that torch allocates uninitialised inside holds ``value``."""
+    mode = _Poison(value)
+    with mode:
+        yield mode

@@ -1,0 +1,113 @@
+"""Which problems of a plan get the checks that run the kernel again.
+
+Such a check costs up to ten runs, so it is made on every n-th problem only: on problems that it applies to,
+the cheap ones first, spread so that no problem carries many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from flashcheck.checks import CHECKS
+from flashcheck.inputs.spec import ProblemSpec
+from flashcheck.inputs.values import FAMILIES
+
+EVERY: dict[str, int] = {
+    "special.nonfinite": 12,
+    "isolation.buffers": 12,
+    "bitwise.repeat": 8,
+    "backward.own_forward": 8,
+    "backward.end_to_end": 8,
+    "influence.forward": 8,
+    "bitwise.batch": 10,
+    "influence.perturbed": 16,
+    "bitwise.scaling": 16,
+    "bitwise.suffix": 16,
+    "relation.key_permutation": 16,
+    "relation.logit_shift": 16,
+    "relation.unit_values": 16,
+    "relation.repeated_heads": 16,
+    "relation.scale_sign": 16,
+    "relation.split_merge": 16,
+    "state.interleaved": 16,
+    "isolation.unwritten": 16,
+    "special.empty_rows_backward": 16,
+    "option.illegal": 16,
+    "influence.backward": 32,
+    "bitwise.gradient_scaling": 32,
+    "relation.score_gradient": 32,
+    "isolation.gradients_unwritten": 32,
+    "isolation.backward": 32,
+    "isolation.wide_strides": 64,
+}
+"""Check -> one problem in how many, at least one per dtype."""
+
+ONCE = ("state.fresh_process",)
+"""Made on one problem of the first dtype: a process costs seconds."""
+
+ALTERNATE = ("backward.bound", "backward.algorithm", "relation.gradient_sums")
+"""Made on every other problem, together: they share one run of the backward."""
+
+
+def _positional(spec: ProblemSpec) -> bool:
+    hides = (spec.causal, spec.window, spec.key_lengths, spec.segments)
+    return bool(spec.alibi) or any(x is not None for x in hides)
+
+
+_SUITS: dict[str, Callable[[ProblemSpec], bool]] = {
+    "bitwise.batch": lambda s: s.batch * s.num_kv_heads > 1,
+    "bitwise.suffix": lambda s: s.num_keys > 1 and (_positional(s) or s.mask is not None),
+    "relation.key_permutation": lambda s: s.num_keys > 1 and not _positional(s),
+    "relation.logit_shift": lambda s: not s.sink,
+    "relation.repeated_heads": lambda s: s.num_heads > s.num_kv_heads,
+    "relation.scale_sign": lambda s: s.scale != 0,
+    "relation.split_merge": lambda s: s.num_keys > 1 and not s.sink,
+    "relation.score_gradient": lambda s: not s.sink,
+    "special.empty_rows_backward": lambda s: s.leaves_rows(),
+    "isolation.wide_strides": lambda s: s.num_kv_heads > 1,
+    "influence.backward": lambda s: max(s.num_queries, s.num_keys) <= 2 * min(s.head_dim, s.value_dim),
+}
+
+
+def _suits(name: str, spec: ProblemSpec) -> bool:
+    if "overflows" in FAMILIES[spec.family].properties or not (spec.num_queries and spec.num_keys):
+        return False
+    if name.startswith("backward.") and _gradient_of_bare_sink(spec):
+        return False
+    return name not in _SUITS or _SUITS[name](spec)
+
+
+def _gradient_of_bare_sink(spec: ProblemSpec) -> bool:
+    """A row may hold nothing but a sink: its LSE is the sink's logit, so a gradient of the LSE flows into the
+    sink, where the contract says that such a row adds nothing. Nobody is judged on it until then."""
+    return bool(spec.sink) and spec.leaves_rows()
+
+
+def cost(spec: ProblemSpec) -> int:
+    """Work of one run, in padded pairs of a query and a key."""
+    sides = [-(-max(n, 1) // 64) for n in (spec.num_queries, spec.num_keys)]
+    return spec.batch * spec.num_heads * sides[0] * sides[1]
+
+
+def assigned(specs: Sequence[ProblemSpec], first_dtype: bool) -> list[tuple[str, ...]]:
+    """Names of the checks of every problem of one dtype, in the order of ``CHECKS``."""
+    chosen: list[set[str]] = [set() for _ in specs]
+    load = [0.0] * len(specs)
+    for number, names in enumerate(chosen):
+        for name, check in CHECKS.items():
+            every = name in ALTERNATE and number % 2 == 0 and not _gradient_of_bare_sink(specs[number])
+            if not check.grouped and (every or not (name in EVERY or name in ONCE or name in ALTERNATE)):
+                names.add(name)
+    wanted = {name: max(1, round(len(specs) / n)) for name, n in EVERY.items()}
+    if first_dtype:
+        wanted |= dict.fromkeys(ONCE, 1)
+    for name in sorted(wanted, key=lambda n: -CHECKS[n].reruns):
+        fitting = [i for i, spec in enumerate(specs) if _suits(name, spec)]
+        for _ in range(wanted[name]):
+            if not fitting:
+                break
+            best = min(fitting, key=lambda i: (load[i] + CHECKS[name].reruns) * cost(specs[i]))
+            fitting.remove(best)
+            chosen[best].add(name)
+            load[best] += CHECKS[name].reruns + 1
+    return [tuple(n for n in CHECKS if n in names) for names in chosen]

@@ -1,0 +1,79 @@
+"""Plans hold every pair of declared option values, and every check on problems that it applies to."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+
+import pytest
+
+from flashcheck.checks import CHECKS
+from flashcheck.inputs.combinations import (
+    Covering,
+    all_combinations,
+    build,
+    choices_of,
+    combinations_of,
+    factors,
+    is_legal,
+)
+from flashcheck.kernel import Kernel
+from flashcheck.plan import make_plan
+from flashcheck.reruns import ALTERNATE, EVERY, ONCE
+from tests.inputs.test_specs import DECLARATIONS, EVERYTHING, refuse
+
+
+@pytest.mark.parametrize("declaration", list(DECLARATIONS))
+def test_standard_covers_all_pairs_that_are_not_forbidden(declaration: str) -> None:
+    capabilities = DECLARATIONS[declaration]
+    plan = make_plan(Kernel("none", refuse, capabilities=capabilities), "standard")
+    every = all_combinations(capabilities, 2)
+    for dtype in capabilities.dtypes:
+        covered = set()
+        for case in plan.cases:
+            if case.spec.dtype == dtype:
+                assert is_legal(case.spec, capabilities), case.spec
+                covered |= combinations_of(choices_of(case.spec, capabilities), 2)
+        assert covered <= every
+        assert len(every - covered) <= plan.forbidden, sorted(map(sorted, every - covered))[:5]
+    if declaration == "everything":
+        assert plan.forbidden == 0
+
+
+def test_what_counts_as_forbidden_is_forbidden() -> None:
+    """No legal problem holds a pair that the covering gave up, however often one is drawn."""
+    capabilities = DECLARATIONS["little"]
+    covering = Covering.of(capabilities, 2)
+    rng = random.Random(3)
+    while covering.next_spec(rng, "bf16", "normal") is not None:
+        pass
+    for pair, _ in itertools.product(covering.forbidden, range(100)):
+        spec = build(rng, capabilities, dict(pair), "bf16", "normal")
+        assert spec is None or not is_legal(spec, capabilities) or not pair <= choices_of(spec, capabilities)
+
+
+def test_choices_read_back_what_was_built() -> None:
+    rng = random.Random(5)
+    for _ in range(40):
+        row = {name: rng.choice(values) for name, values in factors(EVERYTHING).items()}
+        spec = build(rng, EVERYTHING, row, "bf16", "normal")
+        assert spec is not None
+        assert choices_of(spec, EVERYTHING) == frozenset(row.items()), spec
+
+
+@pytest.mark.parametrize("level", ["quick", "standard"])
+def test_every_check_has_problems(level: str) -> None:
+    plan = make_plan(Kernel("none", refuse, capabilities=EVERYTHING), level)
+    for dtype in EVERYTHING.dtypes:
+        made = Counter(n for case in plan.cases if case.spec.dtype == dtype for n in case.checks)
+        expected = {n for n, c in CHECKS.items() if not c.grouped}
+        if dtype != EVERYTHING.dtypes[0]:
+            expected -= set(ONCE)
+        assert expected <= set(made)
+
+
+def test_reruns_are_registered_checks() -> None:
+    assert {*EVERY, *ONCE, *ALTERNATE} <= set(CHECKS)
+    costly = {name for name, check in CHECKS.items() if check.reruns}
+    assert costly <= {*EVERY, *ONCE, *ALTERNATE}
