@@ -167,6 +167,7 @@ class Kernel:
         arithmetic: the declared arithmetic for a problem.
         machine: the machine for a device type.
         self_test: faults of the platform that would void a verdict (empty: none).
+        signature: what it is compiled for, given a problem (any value that can be printed); None: not said.
         source: where it comes from, for certificates.
     """
 
@@ -177,6 +178,7 @@ class Kernel:
     arithmetic: Callable[[Problem], Arithmetic] = default_arithmetic
     machine: Callable[[torch.device], Machine] = machine_for
     self_test: Callable[[], list[str]] = _no_faults
+    signature: Callable[[Problem], object] | None = None
     source: str = ""
 
 
@@ -205,7 +207,7 @@ def _from_callable(function: Callable[..., Any], name: str) -> Kernel:
     return from_sdpa_like(function, name)
 
 
-_DECLARATION_KEYS = ("name", "forward", "backward", "self_test", "capabilities", "arithmetic")
+_DECLARATION_KEYS = ("name", "forward", "backward", "self_test", "capabilities", "arithmetic", "signature")
 
 
 def _from_declaration(data: dict[str, Any], name: str) -> Kernel:
@@ -240,6 +242,9 @@ def _from_declaration(data: dict[str, Any], name: str) -> Kernel:
             data = {**data, "block_keys": None, "block_queries": None, "order": "unknown"}
         return arithmetic.arithmetic_from({"input_format": problem.format.name, **data})
 
+    def signature_of(problem: Problem) -> object:
+        return data["signature"](problem.q, problem.k, problem.v, **call_options(problem))
+
     capabilities = _capabilities_from(data.get("capabilities", {}))
     return Kernel(
         name=str(data.get("name", name)),
@@ -249,6 +254,7 @@ def _from_declaration(data: dict[str, Any], name: str) -> Kernel:
         arithmetic=arithmetic_of,
         machine=lambda device: INTERPRETER if device.type == "cpu" else machine_for(device),
         self_test=data.get("self_test", _no_faults),
+        signature=signature_of if data.get("signature") is not None else None,
         source=_source_of(forward),
     )
 

@@ -21,6 +21,13 @@ def load(name: str) -> Kernel:
     """
     if name in BUILT_IN:
         return BUILT_IN[name]()
+    return as_kernel(attribute_of(name), name)
+
+
+def attribute_of(name: str) -> object | None:
+    """What the name stands for, as its module has it; None for a built-in kernel. Raises as ``load`` does."""
+    if name in BUILT_IN:
+        return None
     module_name, _, attribute = name.partition(":")
     if not attribute:
         raise UnknownNameError(
@@ -30,7 +37,8 @@ def load(name: str) -> Kernel:
     if not hasattr(module, attribute):
         public = [x for x in vars(module) if not x.startswith("_")]
         raise UnknownNameError(f"attribute of {module_name}", attribute, public)
-    return as_kernel(getattr(module, attribute), name)
+    value: object = getattr(module, attribute)
+    return value
 
 
 def _import(module_name: str, asked: str) -> ModuleType:

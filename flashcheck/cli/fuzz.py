@@ -28,6 +28,14 @@ def fuzz(
     dtype: Annotated[
         list[str] | None, typer.Option(help="Only this dtype; repeat for more.", rich_help_panel=PLAN)
     ] = None,
+    against: Annotated[
+        str,
+        typer.Option(
+            metavar="KERNEL",
+            help="Also say where KERNEL's errors are smaller than this one's.",
+            rich_help_panel=PLAN,
+        ),
+    ] = "",
     timeout: Annotated[
         float,
         typer.Option(min=1.0, help="Seconds after which a case counts as hanging.", rich_help_panel=PLAN),
@@ -58,6 +66,14 @@ def fuzz(
             rich_help_panel=DEVICES,
         ),
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Run on a Ray cluster: its address, auto for the running one, local for this machine.",
+            rich_help_panel=DEVICES,
+        ),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda[:N].", rich_help_panel=DEVICES)] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=OUTPUT)
@@ -82,6 +98,8 @@ def fuzz(
         dtypes=tuple(dtype or ()),
         device=device,
         timeout=timeout,
+        against=against,
+        ray=ray,
         quiet=quiet,
     )
     raise typer.Exit(run_fuzz(request, *consoles(no_color)))

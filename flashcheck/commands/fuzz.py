@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from flashcheck.commands.durations import seconds
-from flashcheck.commands.fuzz_view import FuzzView, print_summary
+from flashcheck.commands.fuzz_view import FuzzView, print_regions, print_summary
 from flashcheck.devices import interpret_without_gpu
+from flashcheck.errors import ArgumentError
 from flashcheck.fuzz.campaign import Budget, Campaign, State
+from flashcheck.fuzz.regions import regions
 from flashcheck.fuzz.store import Store
 
 FOLDER = Path(".flashcheck") / "fuzz"
@@ -36,6 +39,8 @@ class FuzzRequest:
     dtypes: tuple[str, ...] = ()
     device: str | None = None
     timeout: float = 60.0
+    against: str = ""
+    ray: str | None = None
     quiet: bool = False
 
 
@@ -48,26 +53,35 @@ def run_fuzz(request: FuzzRequest, stdout: Console, stderr: Console) -> int:
     )
     store = Store(request.db or FOLDER / file_name(request.kernel))
     seed = secrets.randbits(32) if request.seed is None else request.seed
-    seed = store.open(request.kernel, seed, request.resume)
+    seed = store.open(request.kernel, seed, request.resume, request.against)
     _ignore(store.folder)
-    campaign = Campaign(
-        request.kernel,
-        device,
-        store,
-        seed,
-        budget,
-        workers=request.workers or _default_workers(device),
-        dtypes=request.dtypes,
-        limit=request.timeout,
-    )
-    stderr.print(
-        f"{request.kernel}: seed {seed}, {campaign.state.workers} workers, campaign {store.folder}",
-        highlight=False,
-    )
+    campaign = _campaign(request, device, store, seed, budget)
+    head = f"{request.kernel}: seed {seed}, {campaign.state.workers} workers, campaign {store.folder}"
+    stderr.print(Text(head), soft_wrap=True)  # Text: rich would read :name: in a kernel's name as an emoji
     with FuzzView(stderr, request.quiet) as view:
         state = campaign.run(view)
     print_summary(stdout, state, str(store.folder))
+    if request.against:
+        print_regions(stdout, regions(store.case_lines()), request.kernel, request.against)
     return exit_code(state)
+
+
+def _campaign(request: FuzzRequest, device: str, store: Store, seed: int, budget: Budget) -> Campaign:
+    where = (request.kernel, device, store, seed, budget)
+    workers = request.workers or _default_workers(device)
+    if request.ray is None:
+        return Campaign(
+            *where,
+            workers=workers,
+            dtypes=request.dtypes,
+            limit=request.timeout,
+            against=request.against,
+        )
+    if request.against:
+        raise ArgumentError("--ray", request.ray, "no --against: the comparison runs on one machine")
+    from flashcheck.fuzz.distributed import RayCampaign
+
+    return RayCampaign(*where, address=request.ray, dtypes=request.dtypes, limit=request.timeout)
 
 
 def exit_code(state: State) -> int:
@@ -87,8 +101,6 @@ def _device(request: FuzzRequest) -> str:
     present = torch.cuda.is_available()
     if request.device is not None:
         if request.device.startswith("cuda") and not present:
-            from flashcheck.errors import ArgumentError
-
             raise ArgumentError("--device", request.device, "a device that is present: cpu")
         return request.device
     return "cuda" if present else "cpu"

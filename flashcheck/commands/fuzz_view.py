@@ -12,11 +12,12 @@ from rich.text import Text
 
 from flashcheck.fuzz.campaign import State
 from flashcheck.fuzz.case import FuzzCase
+from flashcheck.fuzz.regions import Region
 from flashcheck.fuzz.store import Finding
 from flashcheck.fuzz.totals import PARTS
 
 SECONDS_BETWEEN_LINES = 30.0
-MOST_LINES_OF_A_FINDING = 12
+MOST_REGIONS = 12
 
 
 class FuzzView:
@@ -45,7 +46,7 @@ class FuzzView:
             self.live.update(Group(headline(state), coverage_table(state), finding_lines(state.findings)))
         elif not self.quiet and time.monotonic() - self.last >= SECONDS_BETWEEN_LINES:
             self.last = time.monotonic()
-            self.console.print(headline(state))
+            self.console.print(headline(state), soft_wrap=True)
 
 
 def headline(state: State) -> Text:
@@ -97,13 +98,34 @@ def print_summary(console: Console, state: State, folder: str) -> None:
         console.print()
         print_finding(console, finding, folder)
     for fault, count in state.totals.faults.items():
-        console.print(f"JUDGE FAILED  ({count} cases)  {fault}", highlight=False)
+        console.print(Text(f"JUDGE FAILED  ({count} cases)  {fault}"))
     if state.findings or state.totals.faults:
         console.print()
     if state.restarts:
         console.print(f"{state.restarts} workers were ended from outside and replaced", highlight=False)
+    if state.ahead[0]:
+        count, spent = state.ahead
+        console.print(f"compiled ahead, in parallel: {count} problems in {spent:.0f} s", highlight=False)
     console.print(Text(f"stopped because {state.stopped}; seed {state.seed}, campaign {folder}"))
     console.print(headline(state))
+
+
+def print_regions(console: Console, ranked: list[Region], new: str, old: str) -> None:
+    """Where the new kernel's errors are larger than the old one's, the clearest regions first."""
+    grown = [r for r in ranked if r.growth > 2 * r.deviation][:MOST_REGIONS]
+    whole = [r for r in ranked if r.feature == "all"]
+    console.print(Text(f"\n{new} against {old}: rms error, and cases whose worst margin is larger"))
+    table = Table(box=None, pad_edge=False)
+    for name in ("dtype", "tensor", "region", "cases", "error x", "worse in", "worst margin", "its", "at"):
+        table.add_column(name, overflow="ellipsis" if name == "at" else "fold", no_wrap=name == "at")
+    for r in [*whole, *(r for r in grown if r.feature != "all")]:
+        new_margin, old_margin, case = r.largest
+        at = "" if case is None else FuzzCase.from_json(case).build().describe()
+        table.add_row(r.dtype, r.tensor, r.feature, f"{r.cases:,}", f"{2**r.growth:.2f} +- {r.deviation:.2f}",
+                      f"{r.worse / r.cases:.0%}", f"{new_margin:.3f}", f"{old_margin:.3f}", at)  # fmt: skip
+    console.print(table)
+    if not grown:
+        console.print(Text("in no region is the error larger by more than chance (2 standard errors)"))
 
 
 def print_finding(console: Console, finding: Finding, folder: str = "") -> None:

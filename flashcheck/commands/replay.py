@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from flashcheck.commands.fuzz import FOLDER
 from flashcheck.commands.fuzz_view import print_finding
@@ -39,7 +40,7 @@ def _paths(name: str) -> list[Path]:
     if path.is_dir():
         return sorted(path.glob("findings/*.json")) or sorted(path.glob("*.json"))
     if path.is_file():
-        return [path.with_suffix(".json")] if path.suffix == ".py" else [path]
+        return [path.with_name(path.stem.removeprefix("test_") + ".json")] if path.suffix == ".py" else [path]
     known = _all()
     found = [p for p in known if p.stem.startswith(name)]
     if not found:
@@ -61,11 +62,11 @@ def _replay(
         finally:
             runner.close()
     verdict, code = _verdict(finding, report.failure, report.judge_fault)
-    stdout.print(f"{verdict}  {path}", highlight=False)
+    stdout.print(Text(f"{verdict}  {path}"))
     if code == 1:
         print_finding(stdout, finding)
     if verdict.startswith("FIXED") and not keep and on is None:
-        for old in (path, path.with_suffix(".py"), path.with_name(f"test_{path.stem}.py")):
+        for old in (path, path.with_name(f"test_{path.stem}.py")):
             old.unlink(missing_ok=True)
     return code
 

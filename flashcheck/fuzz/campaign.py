@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from flashcheck.errors import ArgumentError
+from flashcheck.fuzz.ahead import Ahead
 from flashcheck.fuzz.hunter import SHRINK_SECONDS, Shard
 from flashcheck.fuzz.runner import DEFAULT_LIMIT, Subject
 from flashcheck.fuzz.schedule import Scheduler
@@ -26,7 +27,8 @@ SHARD_SECONDS = 60.0
 """A shard ends after either: bugs that another worker has found meanwhile are known from the next one on."""
 
 _REFRESH = 0.25
-_PATIENCE = 2 * SHRINK_SECONDS + 30.0
+PATIENCE = 2 * SHRINK_SECONDS + 30.0
+"""Seconds after the end for which workers may shrink, reduce and write what they have just found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,10 @@ class Budget:
 
 @dataclass(slots=True)
 class State:
-    """What a view shows; ``totals`` and ``findings`` include earlier runs of the campaign."""
+    """What a view shows; ``totals`` and ``findings`` include earlier runs of the campaign.
+
+    ``ahead``: problems for which the kernel was compiled ahead, and the seconds that took, in parallel.
+    """
 
     kernel: str
     seed: int
@@ -50,6 +55,7 @@ class State:
     cases: int = 0
     owed: dict[str, set[str]] = field(default_factory=dict)
     restarts: int = 0
+    ahead: tuple[int, float] = (0, 0.0)
     stopped: str = ""
     interrupted: bool = False
 
@@ -63,7 +69,7 @@ class _Worker:
     process: Any
     pipe: Connection
     subject: Subject | None = None
-    shard: Shard | None = None
+    planned: Shard | None = None
     stopping: bool = False
 
 
@@ -76,6 +82,8 @@ class Campaign:
         store: the campaign's directory, opened.
         dtypes: narrows the declared ones.
         limit: seconds for one case.
+        against: name of a second kernel to compare with, or "".
+        ahead: processes that compile for shards to come; None: some on a GPU, none elsewhere.
     """
 
     def __init__(
@@ -89,10 +97,15 @@ class Campaign:
         workers: int = 1,
         dtypes: tuple[str, ...] = (),
         limit: float = DEFAULT_LIMIT,
+        against: str = "",
+        ahead: int | None = None,
     ) -> None:
         self.kernel, self.device, self.store, self.budget = kernel, device, store, budget
-        self.dtypes, self.limit = dtypes, limit
+        self.dtypes, self.limit, self.against = dtypes, limit, against
         self.state = State(kernel, seed, workers, totals_of(store.case_lines()), store.findings())
+        most = min(4, max(1, (os.cpu_count() or 1) // 4)) if device.startswith("cuda") else 0
+        self.ahead = most if ahead is None else ahead
+        self._ahead: Ahead | None = None
         self._workers: list[_Worker] = []
         self._scheduler: Scheduler | None = None
         self._started = time.time()
@@ -121,7 +134,7 @@ class Campaign:
         if device == "cuda" and self.state.workers > 1:
             device = f"cuda:{number % max(1, _gpus())}"
         name = f"{number}-{self.state.restarts}"
-        task = WorkerTask(self.kernel, device, self.store, name, self.limit, self._started)
+        task = WorkerTask(self.kernel, device, self.store, name, self.limit, self._started, self.against)
         return _Worker(*start(self._context, task))
 
     def _over(self) -> bool:
@@ -138,6 +151,9 @@ class Campaign:
         for pipe in wait(pipes, timeout=_REFRESH):
             worker = next(w for w in self._workers if w.pipe is pipe)
             self._receive(worker)
+        if self._ahead is not None:
+            self._ahead.collect()
+            self.state.ahead = self._ahead.signatures, self._ahead.seconds
         on_progress(self.state)
 
     def _receive(self, worker: _Worker) -> None:
@@ -172,7 +188,16 @@ class Campaign:
         for dtype in self.dtypes:
             if dtype not in subject.capabilities.dtypes:
                 raise ArgumentError("--dtype", dtype, f"one of {', '.join(subject.capabilities.dtypes)}")
-        self._scheduler = Scheduler(self.dtypes or subject.capabilities.dtypes)
+        compiled = self.device.startswith("cuda") or subject.has_signature
+        self._scheduler = Scheduler(
+            self.dtypes or subject.capabilities.dtypes,
+            subject.capabilities,
+            compiled=compiled,
+            seed=self.state.seed,
+        )
+        if compiled and self.ahead:
+            task = WorkerTask(self.kernel, self.device, self.store, "ahead", self.limit, self._started)
+            self._ahead = Ahead(self._context, task, self.ahead)
         from flashcheck.inputs.coverage import required
 
         owed = set(required(subject.capabilities))
@@ -183,18 +208,27 @@ class Campaign:
         left = math.inf if self.budget.cases is None else self.budget.cases - self.state.cases
         if left <= 0 or self.state.seconds >= self.budget.seconds:
             return
-        number = self.store.claim_shard()
         share = SHARD_CASES if left is math.inf else max(1, math.ceil(left / self.state.workers))
-        worker.shard = Shard(
+        cases = min(SHARD_CASES, share)
+        worker.pipe.send(worker.planned or self._shard(cases))
+        worker.planned = None
+        if self._ahead is not None:  # while this one runs, the next one is compiled
+            worker.planned = self._shard(cases)
+            self._ahead.give(worker.planned)
+
+    def _shard(self, cases: int) -> Shard:
+        """A new one, claimed; of what promises most."""
+        assert self._scheduler is not None
+        number = self.store.claim_shard()
+        return Shard(
             number=number,
             seed=_seed(self.state.seed, number),
-            dtype=self._scheduler.choose(number),
-            cases=min(SHARD_CASES, share),
+            focus=self._scheduler.choose(number),
+            cases=cases,
             seconds=min(SHARD_SECONDS, self.budget.seconds - self.state.seconds),
             known=self.store.known(),
             examples=str(self.store.examples),
         )
-        worker.pipe.send(worker.shard)
 
     def _finish(self, on_progress: Callable[[State], None]) -> None:
         """Lets workers end their case, and shrink what they have just found."""
@@ -202,11 +236,14 @@ class Campaign:
             worker.stopping = True
             with contextlib.suppress(OSError):
                 worker.pipe.send(None)
-        until = time.monotonic() + (_PATIENCE if not self.state.interrupted else SHRINK_SECONDS)
+        until = time.monotonic() + (PATIENCE if not self.state.interrupted else SHRINK_SECONDS)
         while self._workers and time.monotonic() < until:
             self._turn(on_progress)
 
     def _close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+            self.state.ahead = self._ahead.signatures, self._ahead.seconds
         for worker in self._workers:
             worker.pipe.close()
             worker.process.join(1.0)

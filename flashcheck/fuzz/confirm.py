@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+from flashcheck.files import write_atomically
 from flashcheck.fuzz.case import FuzzCase
 from flashcheck.fuzz.groups import Failure
 from flashcheck.fuzz.reduce import as_case, reduced
@@ -14,16 +17,43 @@ from flashcheck.problem import Problem
 
 REDUCE_SECONDS = 20.0
 REPETITIONS = 3
+SCRIPT_SECONDS = 120.0
 
 
-def confirmed(finding: Finding, runner: Runner, folder: Path) -> Finding:
-    """The finding with its case reduced to tensors, run again, and with repros in ``folder``."""
+def confirmed(finding: Finding, runner: Runner) -> Finding:
+    """The finding with its case reduced to tensors and run again."""
     case, failure = _reduce(finding, runner)
     failures = [_failure_of(finding, runner, case) for _ in range(REPETITIONS)]
     same = sum(f is not None and f.digest == failure.digest for f in failures)
-    finding = replace(finding, case=case, failure=failure, reproduces=(same, REPETITIONS))
-    del folder
-    return finding
+    return replace(finding, case=case, failure=failure, reproduces=(same, REPETITIONS))
+
+
+def with_script(finding: Finding, runner: Runner, folder: Path) -> Finding:
+    """Writes the stand-alone repro, test_ID.py, runs it once, and notes how it fared."""
+    text = runner.script(finding.case, finding.failure, finding.id)
+    if not text:
+        return replace(finding, script="none: the repro could not be written")
+    path = folder / f"test_{finding.id}.py"
+    write_atomically(path, text)
+    return replace(finding, script=_tried(path, finding.failure))
+
+
+def _tried(path: Path, failure: Failure) -> str:
+    """Runs the file: it must fail, in the way in which the kernel did."""
+    try:
+        done = subprocess.run(
+            [sys.executable, path], capture_output=True, text=True, timeout=SCRIPT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"{path} hangs" + ("" if failure.message.startswith("hang") else ", unexpectedly")
+    if failure.check == "crash":
+        died = done.returncode < 0 or f"code {done.returncode}" in failure.message
+        return f"python {path}" if died else f"{path} does not crash: the crash needs earlier calls"
+    last = (done.stderr.strip().splitlines() or [""])[-1]
+    raised = failure.message.partition("raised ")[2].partition(":")[0]
+    if "AssertionError" in done.stderr or (raised and raised in last):
+        return f"python {path}"
+    return f"{path} does not fail as the kernel did: {last or 'it passes'}"
 
 
 def _failure_of(finding: Finding, runner: Runner, case: FuzzCase) -> Failure | None:

@@ -15,12 +15,13 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings, target
 from hypothesis import strategies as st
-from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 
 from flashcheck.fuzz.case import FuzzCase
 from flashcheck.fuzz.groups import Failure, Group, group_of
 from flashcheck.fuzz.judge import CaseReport, extra_checks, forward_checks
-from flashcheck.fuzz.runner import Runner
+from flashcheck.fuzz.runner import InProcessRunner, Runner
+from flashcheck.fuzz.signature import Focus
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.strategies import specs
 from flashcheck.kernel import Capabilities
@@ -37,22 +38,20 @@ class Shard:
 
     Attributes:
         number: names it; seed: of Hypothesis' draws.
-        dtype: of all its problems.
+        focus: the part of the declaration that its problems are drawn from.
         cases: how many it draws at most; shrinking comes on top.
         seconds: it ends earlier when they are over.
         known: groups that are found already: their failures are counted and go by.
         examples: folder of Hypothesis' database, or None.
-        head_dims: narrows the problems to these (head dim, value dim) pairs; empty: all.
     """
 
     number: int
     seed: int
-    dtype: str
+    focus: Focus
     cases: int
     seconds: float = math.inf
     known: tuple[Group, ...] = ()
     examples: str | None = None
-    head_dims: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ class _Hunt:
     """State of one shard."""
 
     shard: Shard
-    runner: Runner
+    runner: Runner | InProcessRunner
     emit: Callable[[CaseEvent], None]
     stopped: Callable[[], bool]
     deadline: float
@@ -161,14 +160,16 @@ class _Hunt:
 
 def hunt(
     shard: Shard,
-    runner: Runner,
+    runner: Runner | InProcessRunner,
     emit: Callable[[CaseEvent], None],
     stopped: Callable[[], bool] = lambda: False,
+    database: ExampleDatabase | None = None,
 ) -> list[Found]:
     """Runs a shard; the new groups that it found, each with its smallest case."""
     subject = runner.subject
     state = _Hunt(shard, runner, emit, stopped, time.monotonic() + shard.seconds)
-    database = None if shard.examples is None else DirectoryBasedExampleDatabase(Path(shard.examples))
+    if shard.examples is not None:
+        database = DirectoryBasedExampleDatabase(Path(shard.examples))
 
     @seed(shard.seed)
     @settings(
@@ -199,11 +200,9 @@ def hunt(
 def cases(capabilities: Capabilities, shard: Shard, backward: bool) -> st.SearchStrategy[FuzzCase]:
     """Cases of one dtype: a spec that the declaration covers, and the checks to make on it."""
     forward = forward_checks()
-    drawn = specs(capabilities, shard.dtype)
+    drawn = specs(shard.focus.narrowed(capabilities), shard.focus.dtype)
     if not capabilities.empty_rows:
         drawn = drawn.filter(lambda spec: not spec.leaves_rows())
-    if shard.head_dims:
-        drawn = drawn.filter(lambda spec: (spec.head_dim, spec.value_dim) in shard.head_dims)
     extra = st.sampled_from(extra_checks(backward))
     return st.builds(lambda spec, more: FuzzCase(spec, (*forward, *more)), drawn, extra)
 
@@ -233,4 +232,6 @@ def _aim(report: CaseReport, novelty: float) -> None:
         target(min(margin, LARGEST_TARGET), label=f"margin {tensor}")
     for tensor, ratio in report.rms.items():
         target(min(ratio, LARGEST_TARGET), label=f"rms {tensor}")
+    for tensor, (new, old, _) in report.against.items():
+        target(max(-LARGEST_TARGET, min(new - old, LARGEST_TARGET)), label=f"growth {tensor}")
     target(novelty, label="rarity")

@@ -14,6 +14,7 @@ from torch import Tensor
 from flashcheck.checks import CHECKS, Judged, JudgeError, Record
 from flashcheck.checks.diagnose import MOST_GUESSES, fault_classes, filled_rows
 from flashcheck.checks.rms import RmsTally
+from flashcheck.fuzz.against import compared
 from flashcheck.fuzz.case import FuzzCase
 from flashcheck.fuzz.groups import Failure, Group, group_of
 from flashcheck.inputs.coverage import covered
@@ -53,6 +54,7 @@ class CaseReport:
         covered: labels of the declaration that it covers.
         seconds: build, first (first kernel call), kernel (all further calls), judge.
         judge_fault: the judge's own failure, or "".
+        against: tensor -> what ``against.compared`` says of the other kernel.
     """
 
     failure: Failure | None = None
@@ -62,6 +64,7 @@ class CaseReport:
     covered: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     judge_fault: str = ""
+    against: dict[str, tuple[float, float, float]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -89,7 +92,11 @@ class _Clock:
 
 
 def judge_case(
-    kernel: Kernel, case: FuzzCase, device: str = "cpu", known: Sequence[Group] = ()
+    kernel: Kernel,
+    case: FuzzCase,
+    device: str = "cpu",
+    known: Sequence[Group] = (),
+    other: Kernel | None = None,
 ) -> CaseReport:
     """Judges one case; never raises for a fault of the kernel or of the judge."""
     started = time.perf_counter()
@@ -101,6 +108,8 @@ def judge_case(
     judged = Judged(timed, problem, device)
     try:
         report = _judge(judged, case, known)
+        if other is not None and report.failure is None and not report.masked:
+            report = replace(report, against=compared(judged, other))
     except JudgeError as error:
         report = CaseReport(judge_fault=str(error))
     except Exception as error:  # the kernel's own exceptions are KernelErrors: this one is the judge's

@@ -58,7 +58,9 @@ def as_case(problem: Problem, origin: FuzzCase) -> FuzzCase:
         sink=problem.sink is not None,
         key_lengths=None if problem.key_lengths is None else tuple(problem.key_lengths.tolist()),
     )
-    return FuzzCase(spec, origin.checks, json.dumps(problem_to_json(problem)))
+    return FuzzCase(
+        spec, origin.checks, json.dumps(problem_to_json(problem.replaced(family="reduced", seed=0)))
+    )
 
 
 def reduced(problem: Problem, fails: Fails, capabilities: Capabilities, seconds: float) -> Problem:

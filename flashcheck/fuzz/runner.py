@@ -18,12 +18,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from flashcheck.checks import Judged
 from flashcheck.errors import ArgumentError
 from flashcheck.fuzz.case import FuzzCase, problem_from_json, problem_to_json
 from flashcheck.fuzz.groups import Failure, Group
 from flashcheck.fuzz.judge import CaseReport, judge_case, with_gradient
 from flashcheck.inputs.spec import ProblemSpec
-from flashcheck.kernel import Capabilities
+from flashcheck.kernel import Capabilities, Kernel
 from flashcheck.problem import Problem
 
 DEFAULT_LIMIT = 60.0
@@ -56,9 +57,15 @@ class Runner:
         device: where it runs.
         limit: seconds for one case; past them the process is ended, and that is a finding.
         log: receives what the kernel prints, and the traceback of a crash.
+        method: how its process starts; None: forked where that exists.
+        against: name of a second kernel that every case is compared with, or "".
     """
 
-    def __init__(self, name: str, device: str, limit: float, log: Path) -> None:
+    def __init__(
+        self, name: str, device: str, limit: float, log: Path, method: str | None = None, against: str = ""
+    ) -> None:
+        self.against = against
+        self.method = method or ("fork" if hasattr(os, "fork") else "spawn")
         self.name = name
         self.device = device
         self.limit = limit
@@ -85,6 +92,16 @@ class Runner:
         """The case's problem with the output gradient that its backward checks draw."""
         answer = self._ask(("gradient", case), self.limit)
         return problem_from_json(json.loads(answer)) if isinstance(answer, str) else case.build()
+
+    def script(self, case: FuzzCase, failure: Failure, finding: str) -> str:
+        """The text of a stand-alone repro; "" where none can be written."""
+        answer = self._ask(("script", case, failure, finding), self.limit)
+        return answer if isinstance(answer, str) else ""
+
+    def compile(self, case: FuzzCase) -> float:
+        """Calls the kernel (and its backward, where a check asks for it) once; the seconds that took."""
+        answer = self._ask(("compile", case), self.limit)
+        return answer if isinstance(answer, float) else self.limit
 
     def signature(self, spec: ProblemSpec) -> str:
         """What the kernel is compiled for, for this problem."""
@@ -121,9 +138,17 @@ class Runner:
     def _start(self) -> None:
         self.restarts += 1
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
+        context = multiprocessing.get_context(self.method)
         ours, theirs = context.Pipe()
-        arguments = (theirs, ours, self.name, self.device, str(self.log))
+        # A forked child inherits this side's end too, and must close it.
+        arguments = (
+            theirs,
+            ours if self.method == "fork" else None,
+            self.name,
+            self.device,
+            str(self.log),
+            self.against,
+        )
         self._process = context.Process(target=_serve, args=arguments)  # type: ignore[attr-defined]
         self._process.start()
         theirs.close()
@@ -161,8 +186,11 @@ def _last_lines(log: Path) -> tuple[str, ...]:
     return tuple(line for line in lines if line.strip())[-4:]
 
 
-def _serve(pipe: Connection, other_end: Connection, name: str, device: str, log: str) -> None:
-    other_end.close()  # else this process would never see its parent go
+def _serve(
+    pipe: Connection, other_end: Connection | None, name: str, device: str, log: str, against: str
+) -> None:
+    if other_end is not None:
+        other_end.close()  # else this process would never see its parent go
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -179,13 +207,14 @@ def _serve(pipe: Connection, other_end: Connection, name: str, device: str, log:
     torch.set_num_threads(1)
     try:
         kernel = load(name)
+        other = load(against) if against else None
     except ArgumentError as error:
         pipe.send(str(error))
         return
     except Exception as error:
         pipe.send(f"{type(error).__name__}: {error}")
         return
-    signature_of = getattr(kernel, "signature", None)
+    signature_of = kernel.signature
     versions = f"torch {torch.__version__}"
     pipe.send(
         Subject(
@@ -193,9 +222,11 @@ def _serve(pipe: Connection, other_end: Connection, name: str, device: str, log:
         )
     )
     answers: dict[str, Callable[..., Any]] = {
-        "judge": lambda case, known: _survivable(judge_case(kernel, case, device, known)),
+        "judge": lambda case, known: _survivable(judge_case(kernel, case, device, known, other)),
         "gradient": lambda case: json.dumps(problem_to_json(with_gradient(case, case.build(), kernel))),
+        "script": lambda case, failure, finding: _script(name, kernel, case, failure, device, finding),
         "signature": lambda spec: str(signature_of(spec.outline())) if signature_of else "",
+        "compile": lambda case: _call_once(kernel, case, device),
     }
     while True:
         try:
@@ -221,6 +252,41 @@ def _survivable(report: CaseReport) -> CaseReport:
             time.sleep(0.05)
             os._exit(CUDA_ERROR)
     return report
+
+
+def _script(name: str, kernel: Kernel, case: FuzzCase, failure: Failure, device: str, finding: str) -> str:
+    from flashcheck.fuzz.script import script_of
+
+    return script_of(name, kernel, case, failure, device, finding)
+
+
+def _call_once(kernel: Kernel, case: FuzzCase, device: str) -> float:
+    started = time.perf_counter()
+    judged = Judged(kernel, case.build(), device)
+    if judged.answers() and case.checks and judged.backward_defined:
+        judged.differentiates()
+    return time.perf_counter() - started
+
+
+class InProcessRunner:
+    """Answers like a Runner, without a process: for kernels that are known not to crash."""
+
+    def __init__(self, kernel: Kernel, device: str = "cpu") -> None:
+        self.kernel, self.device, self.calls = kernel, device, 0
+        self.subject = Subject(kernel.name, kernel.capabilities, kernel.backward is not None, False, "")
+
+    def judge(self, case: FuzzCase, known: Sequence[Group] = ()) -> CaseReport:
+        self.calls += 1
+        return judge_case(self.kernel, case, self.device, known)
+
+    def gradient(self, case: FuzzCase) -> Problem:
+        return with_gradient(case, case.build(), self.kernel)
+
+    def script(self, case: FuzzCase, failure: Failure, finding: str) -> str:
+        return _script(self.kernel.name, self.kernel, case, failure, self.device, finding)
+
+    def close(self) -> None:
+        pass
 
 
 CUDA_ERROR = 86

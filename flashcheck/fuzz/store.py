@@ -3,7 +3,7 @@
 campaign.json         the kernel and the seed
 shards/000012         claimed: every shard number is taken once, whichever run takes it
 cases/RUN-WORKER.jsonl  a line per judged case; one writer a file, append-only
-findings/ID.json      one per group; ID.py and test_ID.py are its repros
+findings/ID.json      one per group; test_ID.py is its stand-alone repro
 examples/             Hypothesis' database
 """
 
@@ -33,7 +33,7 @@ class Finding:
         case: the smallest case; first: the one that was found first.
         cases: failures seen; after_cases, after_seconds: when the first came.
         reproduces: repetitions that failed again with the same bits, of how many.
-        script: how the stand-alone repro fares: "fails as it should", or why it cannot stand alone.
+        script: the command that runs the stand-alone repro, or why there is none.
     """
 
     kernel: str

@@ -40,7 +40,9 @@ class LineWriter:
         line |= {"masked": list(report.masked)} if report.masked else {}
         line |= {"group": event.group.id} if event.group else {}
         line |= {"fault": report.judge_fault} if report.judge_fault else {}
-        if records or event.group or report.judge_fault:
+        if report.against:
+            line |= {"against": {t: list(n) for t, n in report.against.items()}}
+        if records or report.against or event.group or report.judge_fault:
             line["case"] = event.case.to_json()
         return line
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from flashcheck.fuzz.confirm import confirmed
+from flashcheck.fuzz.confirm import confirmed, with_script
 from flashcheck.fuzz.files import Lines
 from flashcheck.fuzz.hunter import CaseEvent, Found, hunt
 from flashcheck.fuzz.runner import KernelLoadError, Runner
+from flashcheck.fuzz.signature import derived
 from flashcheck.fuzz.store import Finding, Store
 from flashcheck.fuzz.totals import LineWriter
 
@@ -29,6 +30,7 @@ class WorkerTask:
     worker: str
     limit: float
     started: float
+    against: str = ""
 
 
 def work(task: WorkerTask, pipe: Connection) -> None:
@@ -36,10 +38,12 @@ def work(task: WorkerTask, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the campaign decides when to stop
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # this process must not touch the GPU
     import torch
+    from hypothesis.configuration import set_hypothesis_home_dir
 
     torch.set_num_threads(1)
+    set_hypothesis_home_dir(task.store.folder / "hypothesis")  # not into the user's folder
     log = task.store.folder / "logs" / f"{task.store.run}-{task.worker}.log"
-    runner = Runner(task.kernel, task.device, task.limit, log)
+    runner = Runner(task.kernel, task.device, task.limit, log, against=task.against)
     try:
         pipe.send(("subject", runner.subject))
         _serve(task, runner, pipe)
@@ -57,7 +61,7 @@ def _serve(task: WorkerTask, runner: Runner, pipe: Connection) -> None:
     while (shard := pipe.recv()) is not None:
 
         def emit(event: CaseEvent) -> None:
-            line = writer.line(event)
+            line = writer.line(event, _signature(task, runner, event))
             lines.append(line)  # before it is told: what the campaign counts is on disk
             pipe.send(("case", line))
 
@@ -66,6 +70,14 @@ def _serve(task: WorkerTask, runner: Runner, pipe: Connection) -> None:
             finding = store_finding(task, runner, one)
             pipe.send(("found", finding.id))
         pipe.send(("done", shard.number))
+
+
+def _signature(task: WorkerTask, runner: Runner, event: CaseEvent) -> str:
+    """What was compiled for the case; "" where nothing is compiled."""
+    if runner.subject.has_signature:
+        return runner.signature(event.case.spec)
+    backward = any(name.startswith("backward") for name in event.case.checks)
+    return derived(event.case.spec, backward) if task.device.startswith("cuda") else ""
 
 
 def _told_to_stop(pipe: Connection) -> bool:
@@ -87,7 +99,8 @@ def store_finding(task: WorkerTask, runner: Runner, found: Found) -> Finding:
         after_seconds=round(found.at - task.started, 1),
     )
     task.store.add(first)  # at once: reducing takes seconds, and this process may be killed
-    better = confirmed(first, runner, task.store.folder / "findings")
+    better = confirmed(first, runner)
+    better = with_script(better, runner, task.store.folder / "findings")
     return task.store.add(replace(better, cases=0))  # its cases are counted already
 
 

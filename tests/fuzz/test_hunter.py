@@ -12,6 +12,7 @@ from flashcheck.fuzz.case import FuzzCase
 from flashcheck.fuzz.groups import Group
 from flashcheck.fuzz.hunter import CaseEvent, Found, Shard, features_of, hunt
 from flashcheck.fuzz.reduce import as_case, reduced
+from flashcheck.fuzz.signature import Focus
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.kernel import Kernel
 from flashcheck.problem import Problem
@@ -23,7 +24,7 @@ Make = Callable[[Kernel], Any]
 
 def _hunt(runner: Any, **changes: Any) -> tuple[list[Found], list[CaseEvent]]:
     events: list[CaseEvent] = []
-    shard = {"number": 0, "seed": 1, "dtype": "bf16", "cases": 40} | changes
+    shard = {"number": 0, "seed": 1, "focus": Focus("bf16"), "cases": 40} | changes
     return hunt(Shard(**shard), runner, events.append), events
 
 
@@ -72,9 +73,9 @@ def test_a_shard_is_a_function_of_its_seed(in_process: Make) -> None:
 
 def test_it_stops_when_told(in_process: Make) -> None:
     runner = in_process(subjects.honest)
-    hunt(Shard(0, 1, "bf16", 100), runner, lambda _: None, lambda: runner.calls >= 5)
+    hunt(Shard(0, 1, Focus("bf16"), 100), runner, lambda _: None, lambda: runner.calls >= 5)
     assert runner.calls == 5
-    hunt(Shard(0, 1, "bf16", 100, seconds=0.0), runner, lambda _: None)
+    hunt(Shard(0, 1, Focus("bf16"), 100, seconds=0.0), runner, lambda _: None)
     assert runner.calls == 5
 
 

@@ -1,0 +1,17 @@
+"""The seeded faults as kernels with names: ``flashcheck.fuzz.mutant_kernels:NAME`` (``.`` written ``__``)."""
+
+from __future__ import annotations
+
+from flashcheck.kernel import Kernel
+from flashcheck.mutants import MUTANTS
+
+
+def __getattr__(name: str) -> Kernel:
+    mutant = MUTANTS.get(name) or MUTANTS.get(name.replace("__", "."))
+    if mutant is None:
+        raise AttributeError(name)
+    return mutant.make()
+
+
+def __dir__() -> list[str]:
+    return [name.replace(".", "__") for name in MUTANTS]
