@@ -198,11 +198,10 @@ class Judged:
         generator = torch.Generator().manual_seed(p.seed + 1)
         shape = (p.batch, p.num_heads, p.num_queries, p.value_dim)
         dout = torch.randn(shape, generator=generator, dtype=torch.float64)
-        takes_dlse = self.kernel.capabilities.dlse and p.seed % 2 == 1
-        return p.replaced(
-            dout=dout.to(self.rules.arithmetic.output_format.dtype),
-            dlse=torch.randn(shape[:3], generator=generator) if takes_dlse else None,
-        )
+        dlse = p.dlse
+        if dlse is None and self.kernel.capabilities.dlse and p.seed % 2 == 1:
+            dlse = torch.randn(shape[:3], generator=generator)
+        return p.replaced(dout=dout.to(self.rules.arithmetic.output_format.dtype), dlse=dlse)
 
     @cached_property
     def stored(self) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,7 @@ CAPABILITIES = Capabilities(
     rejects_illegal=True,
     devices=("cpu",),
     gradients=GRADIENT_NAMES,
+    dlse=True,
 )
 """What the control supports, and every mutant declares."""
 
