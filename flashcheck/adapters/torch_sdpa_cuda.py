@@ -8,9 +8,11 @@ flash
     Causality counts from the bottom right. LSE of an empty row is +inf. dQ is summed by atomics.
 efficient
     Scores are multiplied by that constant first. Causality counts from the top left. The LSE's rows are
-    padded to a multiple of 32.
+    padded to a multiple of 32. Forward alone: its backward rounds more often than the usual arithmetic
+    (dK up to twice the bound), and where, its declaration would have to say.
 cudnn
-    Closed source: a flash attention of the usual arithmetic, tiles unknown.
+    Closed source: a flash attention of the usual arithmetic, tiles unknown. Forward alone: its backward
+    operator ended the process when it was given a stored O and LSE.
 """
 
 from __future__ import annotations
@@ -56,14 +58,12 @@ def flash_kernel() -> Kernel:
 
 def efficient_kernel() -> Kernel:
     """``torch.sdpa.cuda.efficient``."""
-    return _kernel(
-        "efficient", EFFICIENT_CAPABILITIES, _efficient_arithmetic, _efficient_call, _efficient_backward
-    )
+    return _kernel("efficient", EFFICIENT_CAPABILITIES, _efficient_arithmetic, _efficient_call)
 
 
 def cudnn_kernel() -> Kernel:
     """``torch.sdpa.cuda.cudnn``."""
-    return _kernel("cudnn", CUDNN_CAPABILITIES, _flash_arithmetic, _cudnn_call, _cudnn_backward)
+    return _kernel("cudnn", CUDNN_CAPABILITIES, _flash_arithmetic, _cudnn_call)
 
 
 Call = Callable[[Problem, Tensor, Tensor], tuple[Any, ...]]
@@ -75,7 +75,7 @@ def _kernel(
     capabilities: Capabilities,
     arithmetic: Callable[[Problem], Arithmetic],
     call: Call,
-    gradients: Gradients,
+    gradients: Gradients | None = None,
 ) -> Kernel:
     def forward(problem: Problem) -> ForwardResult:
         out, lse = call(problem, *_expanded(problem))[:2]
@@ -85,6 +85,7 @@ def _kernel(
         k, v = _expanded(problem)
         raw = call(problem, k, v)
         # The back ends compute some strides of O instead of reading them: it must lie as they made it.
+        assert gradients is not None
         stored = torch.empty_like(raw[0]).copy_(out)
         dq, dk, dv = gradients(problem, k, v, stored, lse, raw)[:3]
         return {"dq": dq, "dk": _sum_group(dk, problem.group), "dv": _sum_group(dv, problem.group)}
@@ -92,7 +93,7 @@ def _kernel(
     return Kernel(
         name=f"torch.sdpa.cuda.{back_end}",
         forward=forward,
-        backward=backward,
+        backward=None if gradients is None else backward,
         capabilities=capabilities,
         arithmetic=arithmetic,
         source=f"torch {torch.__version__} aten::_scaled_dot_product_{back_end}_attention",
@@ -129,34 +130,10 @@ def _efficient_call(p: Problem, k: Tensor, v: Tensor) -> tuple[Any, ...]:
     return result
 
 
-def _efficient_backward(
-    p: Problem, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, raw: tuple[Any, ...]
-) -> tuple[Any, ...]:
-    padded = raw[1].clone()
-    padded[..., : p.num_queries] = lse
-    op = torch.ops.aten._scaled_dot_product_efficient_attention_backward
-    result: tuple[Any, ...] = op(
-        p.dout, p.q, k, v, None, out, padded, raw[2], raw[3], 0.0, [True, True, True, False],
-        p.causal is not None, scale=p.effective_scale,
-    )  # fmt: skip
-    return result
-
-
 def _cudnn_call(p: Problem, k: Tensor, v: Tensor) -> tuple[Any, ...]:
     op = torch.ops.aten._scaled_dot_product_cudnn_attention
     causal = p.causal is not None
     result: tuple[Any, ...] = op(p.q, k, v, None, True, 0.0, causal, False, scale=p.effective_scale)
-    return result
-
-
-def _cudnn_backward(
-    p: Problem, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, raw: tuple[Any, ...]
-) -> tuple[Any, ...]:
-    _, stored, cum_q, cum_k, max_q, max_k, seed, offset, _ = raw
-    op = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
-    sizes = (seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, p.causal is not None)
-    lse = lse.reshape(stored.shape)
-    result: tuple[Any, ...] = op(p.dout, p.q, k, v, out, lse, *sizes, scale=p.effective_scale)
     return result
 
 

@@ -16,6 +16,7 @@ from flashcheck.bounds.backward import backward_bound
 from flashcheck.bounds.forward import forward_bound
 from flashcheck.bounds.pairs import Given
 from flashcheck.bounds.result import BackwardBound, ForwardBound
+from flashcheck.bounds.score_tests import ScoreSums, score_sums
 from flashcheck.checks.measure import Measured, measure
 from flashcheck.checks.reference import (
     BackwardReference,
@@ -189,6 +190,13 @@ class Judged:
         return out
 
     @cached_property
+    def score_sums(self) -> dict[str, ScoreSums]:
+        """Projections of O's error on the marks of known faults, by the name of the direction."""
+        rules = self.rules
+        with self._blame("bound"):
+            return score_sums(self.problem, self.exact, self.result.out, rules.arithmetic, rules.machine)
+
+    @cached_property
     def gradient_problem(self) -> Problem:
         """The problem with an output gradient: its own, or normal values that follow from its seed. Every
         other seed brings a gradient of the log-sum-exp too, where the backward takes one."""
@@ -198,11 +206,10 @@ class Judged:
         generator = torch.Generator().manual_seed(p.seed + 1)
         shape = (p.batch, p.num_heads, p.num_queries, p.value_dim)
         dout = torch.randn(shape, generator=generator, dtype=torch.float64)
-        takes_dlse = self.kernel.capabilities.dlse and p.seed % 2 == 1
-        return p.replaced(
-            dout=dout.to(self.rules.arithmetic.output_format.dtype),
-            dlse=torch.randn(shape[:3], generator=generator) if takes_dlse else None,
-        )
+        dlse = p.dlse
+        if dlse is None and self.kernel.capabilities.dlse and p.seed % 2 == 1:
+            dlse = torch.randn(shape[:3], generator=generator)
+        return p.replaced(dout=dout.to(self.rules.arithmetic.output_format.dtype), dlse=dlse)
 
     @cached_property
     def stored(self) -> tuple[Tensor, Tensor]:
