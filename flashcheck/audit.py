@@ -70,7 +70,7 @@ def _audit(mutant: Mutant, every_check: bool) -> AuditRow:
         expected=mutant.caught_by,
         caught=caught,
         likely=likely[0] if likely else "",
-        false_alarms=_failing(_judge(control(mutant.splits), problems), names),
+        false_alarms=_failing(_judge(control(mutant.splits, mutant.tiling_known), problems), names),
     )
 
 

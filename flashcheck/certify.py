@@ -12,11 +12,14 @@ from enum import StrEnum
 
 import torch
 
+from flashcheck.bounds.identify import TilingTally, can_identify
+from flashcheck.bounds.score_tests import DIRECTIONS
 from flashcheck.checks import CHECKS, Judged, JudgeError, Location, Record, Status
 from flashcheck.checks.bias import BiasTally
 from flashcheck.checks.diagnose import diagnose
 from flashcheck.checks.measure import Measured
 from flashcheck.checks.rms import RmsTally
+from flashcheck.checks.score_tests import ScoreTally
 from flashcheck.detail import Detail
 from flashcheck.inputs.combinations import Combination, Covering, choices_of, combinations_of
 from flashcheck.inputs.coverage import covered, required
@@ -24,6 +27,11 @@ from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.values import FAMILIES
 from flashcheck.kernel import Kernel
 from flashcheck.plan import LEVELS, Case, Plan
+
+SHORTEST_IDENTIFYING = 65
+"""Keys of the shortest problem that candidate tilings are tried on: most tiles hold 64 or more."""
+MOST_IDENTIFYING = 3
+"""Problems per dtype that they are tried on: each costs a bound for every candidate."""
 
 
 class Verdict(StrEnum):
@@ -43,6 +51,7 @@ class TensorSummary:
         cases, elements: how many were judged; over: elements outside their bound.
         worst: the element with the largest margin, and the spec of its problem.
         rms_all: over the ordinary families; rms: those of them whose prediction is sharp enough to gate.
+        scores: score tests over the same problems as rms, by direction (O only).
         bias: mean signed error, over the problems of ``rms``.
         detail: all margins and a point per problem, for reports.
     """
@@ -54,6 +63,7 @@ class TensorSummary:
     worst_spec: ProblemSpec | None = None
     rms: RmsTally = field(default_factory=RmsTally)
     rms_all: RmsTally = field(default_factory=RmsTally)
+    scores: dict[str, ScoreTally] = field(default_factory=lambda: {name: ScoreTally() for name in DIRECTIONS})
     bias: BiasTally = field(default_factory=BiasTally)
     detail: Detail = field(default_factory=Detail)
 
@@ -112,6 +122,7 @@ class Outcome:
         slack: (dtype, family, tensor) -> median of bound / |error| of each problem.
         rungs: (dtype, family, pass) -> rung of the oracle -> rows that it served ("unresolved": rows whose
             reference is not proved good enough).
+        tilings: dtype -> which tilings explain the bits, for kernels that declare none.
         missing: dtype -> declared features that were not judged.
         combinations: dtype -> strength -> how many combinations of option values were judged.
         durations: dtype -> seconds spent on its problems.
@@ -125,6 +136,7 @@ class Outcome:
     rungs: dict[tuple[str, str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     findings: list[Finding] = field(default_factory=list)
     missing: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    tilings: dict[str, TilingTally] = field(default_factory=lambda: defaultdict(TilingTally))
     combinations: dict[str, dict[int, Combinations]] = field(default_factory=dict)
     judge_faults: list[str] = field(default_factory=list)
     judged: int = 0
@@ -278,6 +290,10 @@ def _judge_case(
                 outcome.tensors[spec.dtype, tensor].add(measured, spec)
                 if measured.elements:
                     outcome.slack[spec.dtype, spec.family, tensor].append(measured.slack)
+            if judged.bound.out.prediction_gates and "ordinary" in FAMILIES[spec.family].properties:
+                for direction, sums in judged.score_sums.items():
+                    outcome.tensors[spec.dtype, "O"].scores[direction].add(sums)
+                _identify(judged, outcome.tilings[spec.dtype])
             seen[spec.dtype].labels |= covered(spec, problem)
             choices = choices_of(spec, kernel.capabilities)
             for strength, judged_ones in seen[spec.dtype].combinations.items():
@@ -291,6 +307,14 @@ def _judge_case(
         outcome.judge_faults.append(fault)
 
 
+def _identify(judged: Judged, tally: TilingTally) -> None:
+    """Tries the candidate tilings on a few long problems of a kernel that declares none."""
+    long = judged.problem.num_keys >= SHORTEST_IDENTIFYING
+    if tally.problems < MOST_IDENTIFYING and long and can_identify(judged.rules.arithmetic):
+        rules = judged.rules
+        tally.add(judged.problem, judged.exact, judged.result.out, rules.arithmetic, rules.machine)
+
+
 def _finding(kernel: Kernel, device: str, dtype: str, failure: _Failure) -> Finding:
     guesses: tuple[str, ...] = ()
     if failure.record.where is not None:
@@ -299,12 +323,15 @@ def _finding(kernel: Kernel, device: str, dtype: str, failure: _Failure) -> Find
 
 
 def _judge_groups(outcome: Outcome) -> None:
-    """rms and bias of forward and backward, dtype by dtype."""
+    """rms ratios, biases and score tests, dtype by dtype."""
     for (dtype, tensor), summary in outcome.tensors.items():
         if tensor not in ("O", "dQ", "dK", "dV"):
             continue
-        for tally in (summary.rms, summary.bias):
-            record = tally.verdict(tensor, f"{dtype}, ordinary values")
+        group = f"{dtype}, ordinary values"
+        records = [summary.rms.verdict(tensor, group), summary.bias.verdict(tensor, group)]
+        if tensor == "O":
+            records += [tally.verdict(direction, group) for direction, tally in summary.scores.items()]
+        for record in records:
             counts = outcome.checks.setdefault((dtype, record.check), dict.fromkeys(Status, 0))
             counts[record.status] += 1
             if record.failed:

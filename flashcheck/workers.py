@@ -100,6 +100,7 @@ def _merged(plan: Plan, parts: list[Outcome]) -> Outcome:
         whole.rungs.update(part.rungs)
         whole.durations.update(part.durations)
         whole.findings += part.findings
+        whole.tilings.update(part.tilings)
         whole.judge_faults += [fault for fault in part.judge_faults if fault not in whole.judge_faults]
         whole.judged += part.judged
         whole.stopped = whole.stopped or part.stopped

@@ -19,6 +19,7 @@ from flashcheck.checks import (
     relations,
     repeat,
     rms,
+    score_tests,
     special,
     unwritten,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "relations",
     "repeat",
     "rms",
+    "score_tests",
     "special",
     "unwritten",
 ]

@@ -16,6 +16,7 @@ from flashcheck.bounds.backward import backward_bound
 from flashcheck.bounds.forward import forward_bound
 from flashcheck.bounds.pairs import Given
 from flashcheck.bounds.result import BackwardBound, ForwardBound
+from flashcheck.bounds.score_tests import ScoreSums, score_sums
 from flashcheck.checks.measure import Measured, measure
 from flashcheck.checks.reference import (
     BackwardReference,
@@ -187,6 +188,13 @@ class Judged:
         if self.result.lse is not None:
             out["LSE"] = measure("LSE", self.result.lse, self.bound.lse, live)
         return out
+
+    @cached_property
+    def score_sums(self) -> dict[str, ScoreSums]:
+        """Projections of O's error on the marks of known faults, by the name of the direction."""
+        rules = self.rules
+        with self._blame("bound"):
+            return score_sums(self.problem, self.exact, self.result.out, rules.arithmetic, rules.machine)
 
     @cached_property
     def gradient_problem(self) -> Problem:

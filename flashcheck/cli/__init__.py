@@ -10,7 +10,7 @@ import sys
 import typer
 
 # Importing a command registers it; help shows this order.
-from flashcheck.cli import audit, certify, compare, fuzz, golden, init, listing, replay, report, verify
+from flashcheck.cli import audit, certify, compare, fuzz, golden, init, listing, probe, replay, report, verify
 from flashcheck.cli.app import USAGE, app
 from flashcheck.errors import ArgumentError
 
@@ -24,6 +24,7 @@ __all__ = [
     "init",
     "listing",
     "main",
+    "probe",
     "replay",
     "report",
     "verify",

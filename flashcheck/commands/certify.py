@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from flashcheck.certify import Outcome
 from flashcheck.commands.durations import seconds
 from flashcheck.commands.exit_codes import INTERRUPTED, SEVERITY, exit_code
 from flashcheck.devices import choose_device, interpret_without_gpu
@@ -17,6 +18,7 @@ from flashcheck.errors import ArgumentError
 from flashcheck.kernel import Kernel
 from flashcheck.loading import load
 from flashcheck.plan import DEFAULT_LEVEL, DEFAULT_SEED, make_plan
+from flashcheck.probe.gate import gate
 from flashcheck.report.build import certificate_of
 from flashcheck.report.certificate import write
 from flashcheck.report.progress import ProgressReport
@@ -78,11 +80,16 @@ def _certify_one(
     seed = DEFAULT_SEED if request.seed is None else request.seed
     plan = make_plan(kernel, level, request.dtypes, request.max_cases, seed, device)
     started = datetime.datetime.now(datetime.UTC)
+    probed = gate(kernel, device, plan.dtypes, FOLDER / "probe")
     with ProgressReport(stderr, name, request.quiet) as progress:
-        outcome = certify_by_name(
-            name, kernel, plan, device=device, max_seconds=max_seconds, on_progress=progress
-        )
-    certificate = certificate_of(kernel, outcome, device, _command(name, level, request), started, name)
+        if probed.contradictions:  # no bound holds on a machine that breaks the declared one
+            outcome = Outcome(plan, judge_faults=[f"probe: {line}" for line in probed.contradictions])
+        else:
+            outcome = certify_by_name(
+                name, kernel, plan, device=device, max_seconds=max_seconds, on_progress=progress
+            )
+    command = _command(name, level, request)
+    certificate = certificate_of(kernel, outcome, device, command, started, name, probed=probed.describe())
     path = request.out or FOLDER / "certificates" / f"{_file_name(name)}-{started:%Y%m%dT%H%M%SZ}.json"
     write(certificate, path)
     if request.out is None:

@@ -57,7 +57,8 @@ class _Backward:
         self.scores = Scores(problem, arithmetic, machine)
         self.eager = arithmetic.normalise == "before_product"
         self.lse = lse.float()
-        self.alive = ~torch.isneginf(self.lse)
+        # A row that sees no key adds nothing, also where a sink makes its LSE finite (contract, point 4).
+        self.alive = ~torch.isneginf(self.lse) & self.scores.visible.any(-1)
         shape = (problem.batch, problem.num_heads, problem.num_queries, problem.value_dim)
         given = torch.zeros(shape) if problem.dout is None else problem.dout
         dout = given.float()

@@ -414,7 +414,17 @@ register(
     "P is truncated instead of rounded to nearest",
     "bf16; the errors no longer average out",
     lambda: x.draw(lengths=(64, 128), dims=(32, 32)),
-    caught_by="forward.rms",
+    caught_by="forward.cast_of_p",
+    tiling_known=False,
+)
+register(
+    "scale-slightly-wrong",
+    "S",
+    "the scale is 1e-4 too large; every element of O stays inside its bound, and its rms hardly moves",
+    "fp16, thousands of elements",
+    lambda: x.draw(FP16, lengths=(128, 128), dims=(32, 32)),
+    caught_by="forward.score_scale",
+    tiling_known=False,
 )
 register(
     "p-twice",

@@ -51,6 +51,7 @@ class Mutant:
         caught_by: the check that must fail.
         expose: problems to run in order on one kernel; the last shows the fault.
         splits: parts of the key range.
+        tiling_known: the mutant declares its tiling, so that the very bits of its output are predicted.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Mutant:
     caught_by: str
     expose: Callable[[], tuple[Problem, ...]]
     splits: int = 1
+    tiling_known: bool = True
 
     def make(self) -> Kernel:
         """The mutant as a kernel under test; it declares what the control declares."""
@@ -68,21 +70,21 @@ class Mutant:
 
     def make_with(self, switches: Switches) -> Kernel:
         """The same with switches that the caller can read."""
-        return _kernel(f"mutant.{self.name}", switches, self.splits)
+        return _kernel(f"mutant.{self.name}", switches, self.splits, self.tiling_known)
 
 
-def control(splits: int = 1) -> Kernel:
+def control(splits: int = 1, tiling_known: bool = True) -> Kernel:
     """The kernel without a fault."""
-    return _kernel("mutant.none", Switches(), splits)
+    return _kernel("mutant.none", Switches(), splits, tiling_known)
 
 
-def _kernel(name: str, switches: Switches, splits: int) -> Kernel:
+def _kernel(name: str, switches: Switches, splits: int, tiling_known: bool) -> Kernel:
     def declared(problem: Problem) -> Arithmetic:
         return flash(
             problem.format,
-            block_keys=TILE,
-            block_queries=TILE,
-            order="ascending",
+            block_keys=TILE if tiling_known else None,
+            block_queries=TILE if tiling_known else None,
+            order="ascending" if tiling_known else "unknown",
             scale_placement="scores",
             splits=splits,
         )
@@ -111,6 +113,7 @@ def register(
     source: str = "",
     caught_by: str = "forward.bound",
     splits: int = 1,
+    tiling_known: bool = True,
 ) -> None:
     """Adds a mutant."""
 
@@ -119,7 +122,7 @@ def register(
             made = expose()
         return made if isinstance(made, tuple) else (made,)
 
-    MUTANTS[name] = Mutant(name, fault, source, letter, exposed_by, caught_by, problems, splits)
+    MUTANTS[name] = Mutant(name, fault, source, letter, exposed_by, caught_by, problems, splits, tiling_known)
 
 
 def mutant_named(name: str) -> Mutant:

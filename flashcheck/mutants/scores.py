@@ -25,6 +25,8 @@ def scale_of(problem: Problem, on: Switches, memory: dict[tuple[object, ...], fl
         scale = scale * math.sqrt(problem.head_dim / problem.value_dim)
     if on("scale-wrong"):
         scale = scale * (1 + 2.0**-5)
+    if on("scale-slightly-wrong"):
+        scale = scale * (1 + 1e-4)
     if on("scale-short-log2e"):
         scale = scale * (1.442 / math.log2(math.e))
     if on("scale-absolute"):

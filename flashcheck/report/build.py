@@ -54,10 +54,12 @@ def certificate_of(
     command: str,
     started: datetime.datetime,
     load_name: str = "",
+    probed: dict[str, Any] | None = None,
 ) -> Certificate:
     """The certificate of one run of ``kernel`` on ``device``; ``command`` repeats it.
 
     ``load_name``: by which ``flashcheck.loading.load`` finds the kernel, where it does.
+    ``probed``: what a probe of the device found (``probe.gate.Gate.describe``).
     """
     plan = outcome.plan
     problems: dict[str, dict[str, Any]] = {}
@@ -69,6 +71,7 @@ def certificate_of(
             model=_machine(kernel, device),
             platform=platform.platform(),
             processor=platform.processor() or platform.machine(),
+            probed=probed,
         ),
         versions=versions(),
         run=RunPart(
@@ -129,6 +132,7 @@ def certificate_of(
         ),
         problems=problems,
         pictures=pictures_of(outcome),
+        tilings={dtype: tally.describe() for dtype, tally in outcome.tilings.items() if tally.problems},
         judge_faults=outcome.judge_faults,
     )
 
@@ -317,7 +321,7 @@ def _tensor_part(
 
 
 def _is_special(check: str) -> bool:
-    return not check.endswith((".bound", ".rms", ".algorithm"))
+    return not check.endswith((".bound", ".rms", ".algorithm", ".score_scale", ".cast_of_p"))
 
 
 def finding_part(finding: Finding, problems: dict[str, dict[str, Any]]) -> FindingPart:

@@ -53,6 +53,8 @@ class MachinePart(_Part):
     """What was measured of the device's arithmetic, where it was."""
     platform: str
     processor: str
+    probed: dict[str, Any] | None = None
+    """What ``flashcheck probe`` measured on this device: the machine that it implies, and its scope."""
 
 
 class Element(_Part):
@@ -230,6 +232,8 @@ class Certificate(_Part):
     slack: list[SlackPart]
     oracle: list[OraclePart] = []
     coverage: CoveragePart
+    tilings: dict[str, str] = {}
+    """dtype -> which tile size and order explain the bits, for a kernel that declares none. Informative."""
     problems: dict[str, dict[str, Any]]
     """Problem id -> the spec that rebuilds it exactly (``flashcheck.inputs.spec.ProblemSpec``)."""
     pictures: list[PicturePart]

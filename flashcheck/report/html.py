@@ -29,7 +29,7 @@ def html_report(certificates: Named) -> str:
     shorts = _short_names(certificates)
     for report, name in zip(reports, shorts, strict=True):
         report["short_name"] = name
-    named = list(zip(shorts, (c for _, c in certificates), strict=True))
+    named = [(f"{c.kernel.name}, {c.machine.device}", c) for _, c in certificates]  # the ladder numbers them
     return environment.get_template("report.html.j2").render(
         title=", ".join(f"{c.kernel.name}: {c.verdict}" for _, c in certificates),
         reports=reports,

@@ -41,6 +41,8 @@ def print_certificate(console: Console, certificate: Certificate, verbose: bool 
     for finding in certificate.findings:
         for line in finding_lines(certificate.kernel.name, finding):
             console.print(line, soft_wrap=True)
+    for dtype, tiling in certificate.tilings.items():
+        console.print(Text(f"tiling, {dtype}: {tiling}"), soft_wrap=True)
     for fault in certificate.judge_faults:
         console.print(Text(f"judge: {fault}", style="bold magenta"), soft_wrap=True)
     for words, counts in (("pairs", certificate.coverage.pairs), ("triples", certificate.coverage.triples)):

@@ -47,7 +47,7 @@ def test_caught_mutants_make_a_sound_audit(only, tmp_path: Path) -> None:
 
 def test_a_mutant_that_no_check_sees_survives(only, monkeypatch: pytest.MonkeyPatch) -> None:
     harmless = replace(MUTANTS["causal-one-extra"], name="harmless", fault="none")
-    monkeypatch.setattr(Mutant, "make", lambda self: control(self.splits))
+    monkeypatch.setattr(Mutant, "make", lambda self: control(self.splits, self.tiling_known))
     only(harmless)
     rows = audit.audit()
     assert rows[0].caught == ()
@@ -57,7 +57,7 @@ def test_a_mutant_that_no_check_sees_survives(only, monkeypatch: pytest.MonkeyPa
 
 def test_a_rejected_control_is_a_false_alarm(only, monkeypatch: pytest.MonkeyPatch) -> None:
     only(MUTANTS["lse-base-2"])
-    monkeypatch.setattr(audit, "control", lambda _: MUTANTS["lse-base-2"].make())
+    monkeypatch.setattr(audit, "control", lambda *_: MUTANTS["lse-base-2"].make())
     rows = audit.audit()
     assert "forward.bound" in rows[0].false_alarms
     assert "UNSOUND" in text(rows)

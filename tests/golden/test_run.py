@@ -153,7 +153,13 @@ INF, NAN = torch.inf, torch.nan
 )
 def test_margins(got: float, exact: float, bound: float, legal: bool, expected: float) -> None:
     numbers = (torch.tensor([x], dtype=FP64.dtype) for x in (got, exact, bound))
-    assert float(margins(*numbers, torch.tensor([legal]))) == expected
+    assert float(margins(*numbers, torch.tensor([legal]), torch.tensor([False]))) == expected
+
+
+@pytest.mark.parametrize(("got", "bound", "expected"), [(0.0, INF, 0.0), (0.0, 1.0, INF), (INF, 1.0, 0.0)])
+def test_a_number_past_float64_is_judged_by_its_bound(got: float, bound: float, expected: float) -> None:
+    numbers = (torch.tensor([x], dtype=FP64.dtype) for x in (got, INF, bound))
+    assert float(margins(*numbers, torch.tensor([False]), torch.tensor([True]))) == expected
 
 
 def test_nothing_judged_is_not_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,12 @@ from kernels.backward_dbias import launch_dbias
 from kernels.backward_delta import launch_delta
 from kernels.backward_dkdv import launch_dkdv
 from kernels.backward_dq import launch_dq
+from kernels.decode_kernel import launch_decode
 from kernels.forward_kernel import launch_forward
 from kernels.operands import Gradients
 from kernels.options import parse_options
 from kernels.quantise import prepare
-from kernels.score_path import output_dtype, parse_score_path
+from kernels.score_path import output_dtype, parse_score_path, plain_path
 
 
 class NoDriver:
@@ -54,6 +55,11 @@ def compile_all(dtype, head_dim, value_dim, heads, kv_heads, nq, nk, path=None, 
     launch_dkdv(tensors, operands, parsed, path)
     if parsed.bias is not None:
         launch_dbias(tensors, operands, options["bias"], parsed, path)
+
+
+def compile_decode(dtype, block_table=None, **options):
+    q, cache = torch.empty(2, 4, 3, 40, dtype=dtype), torch.empty(2, 2, 32, 40, dtype=dtype)
+    launch_decode(q, cache, cache, block_table, parse_options(q, cache, **options), plain_path(dtype), 3)
 
 
 def main():
@@ -92,6 +98,9 @@ def main():
     compile_all(torch.float8_e5m2, 40, 20, 4, 2, 40, 40, causal="top_left")
     by_rows = {"score": "e4m3", "score_scales": "rows", "hadamard": True}
     compile_all(torch.bfloat16, 16, 16, 4, 2, 40, 40, by_rows, bias=bias, **everything)
+    compile_decode(torch.bfloat16)
+    paged = {"causal": "bottom_right", "window": (9, None), "softcap": 3.0, "sink": torch.zeros(4)}
+    compile_decode(torch.float8_e4m3fn, torch.zeros(2, 1, dtype=torch.int32), scale=-1.0, **paged)
     sys.stdout.write(" ".join(sorted(set(names))))
 
 

@@ -21,9 +21,11 @@ def test_every_kernel_compiles_for_hopper(tmp_path):
     assert run.stdout.split() == [
         "_convert_kernel",
         "_dbias_kernel",
+        "_decode_kernel",
         "_delta_kernel",
         "_dkdv_kernel",
         "_dq_kernel",
         "_forward_kernel",
         "_maximum_kernel",
+        "_merge_kernel",
     ]

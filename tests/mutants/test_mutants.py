@@ -72,7 +72,7 @@ def test_the_fault_is_reached_changes_the_result_and_is_caught(name: str) -> Non
     for earlier in before:
         kernel.forward(earlier)
     assert kernel.capabilities.refuses(problem) is None
-    faulty, honest = Judged(kernel, problem), Judged(control(mutant.splits), problem)
+    faulty, honest = Judged(kernel, problem), Judged(control(mutant.splits, mutant.tiling_known), problem)
     part = "backward" if name.startswith("bwd-") else "forward"
     pairs = list(zip(results(faulty, part), results(honest, part), strict=True))
     check = CHECKS[mutant.caught_by]

@@ -90,9 +90,11 @@ def nonfinite() -> Iterator[Entry]:
         for label, (tensor, value, place) in plants.items():
             name = f"nonfinite.{fmt}.{label}"
             q, k, v = _planted(name, fmt, tensor, value, place)
-            purpose = f"{value} in {tensor}; causal, so that earlier rows do not see late keys."
+            # A value that a mask hides from some row must be finite (contract, point 6).
+            causal = None if tensor == "v" else "top_left"
+            purpose = f"{value} in {tensor}" + (", seen by every row." if tensor == "v" else "; causal.")
             yield entry(
-                name, fmt, (q, k, v), purpose, "NonFinite", backward=False, causal="top_left", notes=legal
+                name, fmt, (q, k, v), purpose, "NonFinite", backward=False, causal=causal, notes=legal
             )
         name = f"nonfinite.{fmt}.padding"
         q, k, v = _planted(name, fmt, "v", nan, (0, 0, 4, 1))

@@ -1,0 +1,151 @@
+"""Score tests: is the error of the output aligned with the mark that one fault leaves? THEORY.md section 9.
+
+The worst-case bound lets a scale pass that is wrong by 1e-4, and the rms ratio hardly moves; but such an
+error points, in every element, along a direction H that the oracle knows. With the elements weighted by
+their predicted variance, sum(W e) / sum(W H), W = H / variance, is the best estimate of how much of H the
+error e holds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from flashcheck.arithmetic import Arithmetic, Machine
+from flashcheck.bounds import rms
+from flashcheck.bounds.numbers import UNIT
+from flashcheck.bounds.rows import softmax_rows
+from flashcheck.bounds.scores import score_error
+from flashcheck.bounds.weights import WeightErrors, weight_errors
+from flashcheck.formats import half_ulp
+from flashcheck.oracle.quantities import ForwardQuantities
+from flashcheck.problem import Problem
+
+DIRECTIONS = ("scale", "cast")
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSums:
+    """Sums over the elements of one problem for one direction H, W = H / variance.
+
+    Attributes:
+        projection: sum W e. information: sum W H, so that projection / information estimates the amount
+            of H in e. variance: of the projection, for a kernel that follows its declaration.
+        allowance: largest |projection| that errors which the declaration allows, and which need not
+            average out, can add.
+        elements: how many entered.
+    """
+
+    projection: float
+    information: float
+    variance: float
+    allowance: float
+    elements: int
+
+
+def score_sums(
+    problem: Problem, exact: ForwardQuantities, got: Tensor, arithmetic: Arithmetic, machine: Machine
+) -> dict[str, ScoreSums]:
+    """Sums for ``scale`` (H: derivative of the output by the logarithm of the scale; amount 1e-4:
+    the scale is 1e-4 too large) and ``cast`` (H: what truncating P in place of rounding it adds on average;
+    amount 1: truncated). Directions that the problem does not determine are left out.
+
+    Args:
+        got: the kernel's output, (B, H, Nq, dv).
+
+    Source: THEORY.md section 9.
+    """
+    if problem.num_keys == 0:
+        return {}
+    errors = score_error(problem, exact, arithmetic, machine)
+    rows = softmax_rows(problem, exact, errors)
+    weights = weight_errors(rows, errors, arithmetic, machine)
+    sigma, _ = rms.forward_sigma(problem, exact, weights, arithmetic, machine)
+    fmt = arithmetic.output_format
+    noise = sigma.square() + half_ulp(rows.out, fmt).square() / 3
+    error = got.double() - rows.out
+    linear = rows.live & rms.first_order(weights)
+    used = linear & torch.isfinite(error) & torch.isfinite(noise) & (noise.sqrt() >= fmt.quantum / 4)
+    if not bool(used.any()):
+        return {}
+    values = rows.values.repeat_interleave(problem.group, 1)
+    # As if the tiling were unknown: the test is for kernels whose roundings of P are not predicted.
+    unknown = replace(weights, tiling=replace(weights.tiling, running_max=None))
+    _, rounding = rms._probability_rounding(unknown, arithmetic)
+    directions = {}
+    if problem.softcap is None and problem.bias is None and problem.alibi_slopes is None:
+        log_weight = -rows.p * rows.gap  # a shift common to a row drops out
+        if rows.has_sink:  # the sink does not scale with the scores
+            log_weight[..., -1] = (-rows.p * rows.row_max)[..., -1]
+        directions["scale"] = log_weight @ values - rows.out * log_weight.sum(-1, keepdim=True)
+    if rounding is not None and arithmetic.probability_format.precision >= 8:
+        mean = -(3 * rounding).sqrt()
+        shift = rows.out * mean.sum(-1, keepdim=True) if arithmetic.row_sum == "rounded" else 0.0
+        directions["cast"] = mean @ values - shift
+    if rounding is None:
+        rounding = torch.zeros_like(rows.p)
+    sums = {}
+    for name, direction in directions.items():
+        found = _sums(direction, error, noise, used, rounding, values, weights, arithmetic, machine)
+        if found is not None:
+            sums[name] = found
+    return sums
+
+
+def _coherent(weights: WeightErrors, arithmetic: Arithmetic, machine: Machine) -> Tensor:
+    """The part of each weight's relative error that may have the same sign everywhere: errors of the
+    exponential, of the constant, and of products that are truncated toward zero. Roundings to nearest are
+    part of the variance."""
+    rows = weights.rows
+    unit = machine.accumulator(arithmetic.product_format or arithmetic.input_format)
+    if unit.precision < 24 or (unit.fraction_bits is not None and unit.fraction_bits < 24):
+        return weights.relative
+    steps = -(-rows.problem.head_dim // unit.block)
+    toward_zero = 0.0 if unit.rounding == "nearest" else steps * unit.step_error
+    if unit.fraction_bits is not None:
+        toward_zero += (unit.block + 1) * 2.0**-unit.fraction_bits
+    constant = arithmetic.scale_roundings * UNIT * rows.gap
+    return (
+        weights.exp_error * (1 + weights.rescales) + constant + toward_zero * (rows.row_max - rows.gap).abs()
+    )
+
+
+def _sums(
+    direction: Tensor,
+    error: Tensor,
+    noise: Tensor,
+    used: Tensor,
+    rounding: Tensor,
+    values: Tensor,
+    weights: WeightErrors,
+    arithmetic: Arithmetic,
+    machine: Machine,
+) -> ScoreSums | None:
+    rows = weights.rows
+    weighting = torch.where(used, direction / noise, 0.0)
+    largest = float(weighting.abs().max())
+    if not (math.isfinite(largest) and largest > 0):
+        return None
+    information = float((weighting * torch.where(used, direction, 0.0)).sum())
+    # Elements of a row share the errors of P, so their covariance counts; what else there is is independent.
+    pulled = weighting @ values.mT
+    centred = pulled - (weighting * rows.out).sum(-1, keepdim=True)
+    moved = centred if arithmetic.row_sum == "rounded" else pulled
+    stored = half_ulp(rows.out, arithmetic.output_format).square() / 3
+    own = torch.maximum(noise - rounding @ values.square(), stored)
+    variance = float((rounding * moved.square()).sum() + (weighting.square() * own).sum())
+    coherent = rows.hide(_coherent(weights, arithmetic, machine))
+    allowance = float((rows.p * coherent * centred.abs()).sum())
+    unit = machine.accumulator(arithmetic.product_format or arithmetic.probability_format)
+    drift = rms.accumulation_bias(unit, rows.num_keys, rows.out)
+    allowance += abs(float((weighting * drift).sum()))
+    return ScoreSums(
+        projection=float((weighting * torch.where(used, error, 0.0)).sum()),
+        information=information,
+        variance=variance,
+        allowance=allowance,
+        elements=int(used.sum()),
+    )

@@ -1,0 +1,261 @@
+"""Soundness run: many drawn problems, many honest kernels; no margin may exceed 1.
+
+    python -m tests.bounds.soundness --cases 20000 --json soundness.json
+
+Deterministic in (seed, kernels): case i is the same problem for the same kernel in every run. The file is
+the state too: a run that was stopped, or asked for more cases, goes on where it ended.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import torch
+
+from flashcheck import emulator
+from flashcheck.checks import Judged
+from flashcheck.checks.rms import RmsTally
+from flashcheck.checks.score_tests import ScoreTally
+from flashcheck.inputs.problems import Wishes, draw_spec, families_for
+from flashcheck.inputs.values import FAMILIES
+from flashcheck.kernel import Kernel
+from flashcheck.loading import load
+from flashcheck.report.build import versions
+
+SEED = 4711
+_ATTEMPTS = 100
+_SAVE_EVERY = 20.0  # seconds
+_FREE = 0.1
+_LENGTHS = (1, 2, 7, 16, 17, 31, 33, 48, 65)
+"""Lengths of nine problems in ten: around the edges of small tiles. One in ten is drawn as certify draws."""
+_KEPT = 50  # problems outside their bound that are kept, per ledger line
+
+PARTS = {**dict.fromkeys(emulator.KERNELS, 2), "torch.sdpa.flash": 5, "torch.sdpa.math": 5}
+"""Share of each kernel in the cases. The bundled Triton kernels are slow in the interpreter, so few."""
+TRITON = {"kernels:flash_attention": 1}
+
+
+def schedule(parts: dict[str, int]) -> list[str]:
+    """Kernel names, each as often as its share, spread out."""
+    slots = [((n + 0.5) / share, name) for name, share in parts.items() for n in range(share)]
+    return [name for _, name in sorted(slots)]
+
+
+class Line:
+    """One output tensor of one kernel and dtype."""
+
+    def __init__(self) -> None:
+        self.cases = self.elements = self.over = self.outside_algorithm = 0
+        self.worst = self.worst_algorithm = 0.0
+        self.worst_spec: dict | None = None
+        self.kept: list[dict] = []
+        self.rms, self.gating = RmsTally(), RmsTally()
+        self.scores = {"scale": ScoreTally(), "cast": ScoreTally()}
+
+    def add(self, case: int, spec, measured, got, centred, live) -> None:
+        self.cases += 1
+        self.elements += measured.elements
+        self.over += measured.over
+        margin = measured.worst.margin if measured.worst else 0.0
+        if margin > self.worst:
+            self.worst, self.worst_spec = margin, spec.to_json()
+        entry = {"case": case, "margin": margin, "spec": spec.to_json()}
+        if centred is not None and bool(live.any()):
+            margins = torch.where(live, centred.margin(got), 0.0)
+            self.outside_algorithm += int((margins > 1).sum())
+            self.worst_algorithm = max(self.worst_algorithm, float(margins.max()))
+            entry["algorithm"] = float(margins.max())
+        if max(margin, entry.get("algorithm", 0.0)) > 1 and len(self.kept) < _KEPT:
+            self.kept.append(entry)
+        if "ordinary" in FAMILIES[spec.family].properties:
+            self.rms.add(measured)
+            if measured.gates:
+                self.gating.add(measured)
+
+    def to_json(self) -> dict:
+        out = {k: v for k, v in vars(self).items() if k not in ("rms", "gating", "scores")}
+        out |= {"rms": asdict(self.rms), "gating": asdict(self.gating)}
+        return out | {"scores": {name: asdict(tally) for name, tally in self.scores.items()}}
+
+    @staticmethod
+    def from_json(data: dict) -> "Line":
+        line = Line()
+        for name, value in data.items():
+            if name not in ("rms", "gating", "scores"):
+                setattr(
+                    line, name, float(value) if name.startswith("worst") and name != "worst_spec" else value
+                )
+        line.rms, line.gating = _tally(RmsTally, data["rms"]), _tally(RmsTally, data["gating"])
+        line.scores = {name: _tally(ScoreTally, x) for name, x in data["scores"].items()}
+        return line
+
+
+def _tally(kind, data):
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+
+
+class Run:
+    """The state of a run; ``path`` holds it."""
+
+    def __init__(self, parts: dict[str, int], seed: int, path: Path | None) -> None:
+        self.parts, self.seed, self.path = parts, seed, path
+        self.order = schedule(parts)
+        self.done = 0
+        self.seconds = 0.0
+        self.lines: dict[str, Line] = {}
+        self.families: Counter[str] = Counter()
+        self.faults: list[str] = []
+        self.kernels: dict[str, Kernel] = {}
+        if path is not None and path.exists():
+            self._resume(json.loads(path.read_text()))
+
+    def _resume(self, data: dict) -> None:
+        if (data["parts"], data["seed"], data["versions"]) != (self.parts, self.seed, versions()):
+            sys.exit(f"{self.path} is of another run (kernels, seed or versions differ): give another --json")
+        self.done, self.seconds, self.faults = data["done"], data["seconds"], data["faults"]
+        self.families = Counter(data["families"])
+        self.lines = {key: Line.from_json(line) for key, line in data["lines"].items()}
+
+    def save(self) -> None:
+        if self.path is None:
+            return
+        data = {
+            "parts": self.parts,
+            "seed": self.seed,
+            "versions": versions(),
+            "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "done": self.done,
+            "seconds": round(self.seconds, 1),
+            "families": dict(self.families),
+            "faults": self.faults,
+            "lines": {key: line.to_json() for key, line in sorted(self.lines.items())},
+        }
+        temporary = self.path.with_name(f".{self.path.name}.tmp")
+        temporary.write_text(json.dumps(data, indent=1))
+        temporary.replace(self.path)
+
+    def kernel(self, name: str) -> Kernel:
+        if name not in self.kernels:
+            self.kernels[name] = load(name)
+            self.kernels[name].self_test()
+        return self.kernels[name]
+
+    def case(self, number: int) -> None:
+        """Judges case ``number``: its kernel, and a problem drawn for it."""
+        name = self.order[number % len(self.order)]
+        kernel = self.kernel(name)
+        capabilities = kernel.capabilities
+        rng = random.Random(f"{self.seed}/{number}")
+        families = families_for(capabilities)
+        family = families[(number // len(self.order)) % len(families)]
+        dtype = rng.choice(capabilities.dtypes)
+        for _ in range(_ATTEMPTS):
+            lengths = None if rng.random() < _FREE else (rng.choice(_LENGTHS), rng.choice(_LENGTHS))
+            wishes = Wishes(family=family, lengths=lengths)
+            spec = draw_spec(rng, capabilities, dtype, rng.randrange(2**31), wishes)
+            legal = capabilities.refuses(spec.outline()) is None
+            if legal and (capabilities.empty_rows or not spec.leaves_rows()):
+                break
+        else:
+            return
+        self.families[family] += 1
+        try:
+            self._judge(number, name, kernel, spec)
+        except Exception as error:
+            self.faults.append(
+                f"case {number} {name} {spec.to_json()}: {type(error).__name__}: {error}"[:1000]
+            )
+
+    def _judge(self, number: int, name: str, kernel: Kernel, spec) -> None:
+        judged = Judged(kernel, spec.build())
+        live = (~judged.empty_rows).unsqueeze(-1)
+        bounds = {"O": judged.bound.out, "LSE": judged.bound.lse}
+        measured = dict(judged.measured)
+        if kernel.backward is not None and judged.backward_defined:
+            measured |= judged.measured_gradients
+            bounds |= {n: judged.backward_bound.tensors[n.lower()] for n in judged.measured_gradients}
+        for tensor, numbers in measured.items():
+            line = self.lines.setdefault(f"{name} {spec.dtype} {tensor}", Line())
+            seen = live if tensor == "O" else torch.ones((), dtype=torch.bool)
+            line.add(number, spec, numbers, numbers.got, bounds[tensor].centred, seen)
+            gates = numbers.gates and "ordinary" in FAMILIES[spec.family].properties
+            if tensor == "O" and gates:
+                for direction, sums in judged.score_sums.items():
+                    line.scores[direction].add(sums)
+
+    def go(self, cases: int) -> None:
+        """Judges cases until ``cases`` are done. Ctrl-C ends it; what is done is saved."""
+        started = saved = time.perf_counter()
+        before = self.seconds
+        with contextlib.suppress(KeyboardInterrupt):
+            while self.done < cases:
+                self.case(self.done)
+                self.done += 1
+                now = time.perf_counter()
+                self.seconds = before + now - started
+                if now - saved > _SAVE_EVERY:
+                    saved = now
+                    self.save()
+                    worst = max((line.worst for line in self.lines.values()), default=0.0)
+                    rate = self.seconds / self.done
+                    print(
+                        f"{self.done:,} of {cases:,}, {rate * 1e3:.0f} ms a case, worst margin {worst:.3f}, "
+                        f"{len(self.faults)} faults",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+        self.save()
+
+    def table(self) -> str:
+        """One line per kernel, dtype and tensor."""
+        out = [
+            f"{self.done:,} cases in {self.seconds:.0f} s; {len(self.faults)} faults of the judge or kernels"
+        ]
+        out.append(
+            f"{'kernel':<28}{'dtype':<6}{'tensor':<7}{'cases':>6}{'elements':>12}{'worst A':>10}{'over':>6}"
+            f"{'worst C':>10}{'outside':>8}{'R':>8}{'gating R':>9}{'scale':>20}{'cast':>16}"
+        )
+        for key, x in sorted(self.lines.items()):
+            name, dtype, tensor = key.rsplit(" ", 2)
+            ratios = [
+                f"{t.ratio:.3f}" if t.ratio is not None and t.judges else "-" for t in (x.rms, x.gating)
+            ]
+            amounts = [
+                f"{t.amount:+.1e} ({t.amount / t.standard_error:+.1f} s)" if t.elements else "-"
+                for t in x.scores.values()
+            ]
+            out.append(
+                f"{name:<28}{dtype:<6}{tensor:<7}{x.cases:>6}{x.elements:>12,}{x.worst:>10.3f}{x.over:>6}"
+                f"{x.worst_algorithm:>10.3f}{x.outside_algorithm:>8}{ratios[0]:>8}{ratios[1]:>9}"
+                f"{amounts[0]:>20}{amounts[1]:>16}"
+            )
+        return "\n".join(out)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--kernels", nargs="*", help="default: emulator presets, torch SDPA, Triton kernels")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    parts = dict.fromkeys(given.kernels, 1) if given.kernels else {**PARTS, **TRITON}
+    run = Run(parts, given.seed, given.json)
+    run.go(given.cases)
+    print(run.table())
+    over = sum(line.over + line.outside_algorithm for line in run.lines.values())
+    return 1 if over or run.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""The score tests see a scale off by 1e-4 and a truncating cast, measure them, and no honest kernel fails."""
+
+from dataclasses import replace
+
+import pytest
+
+from flashcheck import emulator
+from flashcheck.arithmetic import ARITHMETICS, HOPPER, IEEE
+from flashcheck.bounds.score_tests import ScoreSums
+from flashcheck.checks import CHECKS, Judged, Status
+from flashcheck.checks.score_tests import CHECK_NAMES, ScoreTally
+from flashcheck.formats import BF16, FP16, format_named
+from flashcheck.mutants import MUTANTS, control, exposing
+
+SIZE = {"lengths": (128, 160), "dims": (32, 32)}
+
+
+def sums(kernel, problem):
+    return Judged(kernel, problem).score_sums
+
+
+def without_lse(kernel):
+    """A log-sum-exp would give a wrong scale away; many kernels return none."""
+    return replace(
+        kernel,
+        forward=lambda problem: replace(kernel.forward(problem), lse=None),
+        capabilities=replace(kernel.capabilities, lse=False),
+    )
+
+
+@pytest.mark.parametrize("machine", [IEEE, HOPPER], ids=lambda m: m.name)
+@pytest.mark.parametrize("preset", ["flash.fp16", "flash.bf16", "eager.fp16"])
+def test_honest_kernels_pass(preset, machine):
+    """Ten problems: the estimates are as far from 0 as their standard errors say."""
+    kernel = emulator.as_kernel(ARITHMETICS[preset], machine, name=preset)
+    kernel = replace(kernel, arithmetic=lambda _: ARITHMETICS[preset])  # tiling unknown
+    tallies = {name: ScoreTally() for name in CHECK_NAMES}
+    for seed in range(10):
+        fmt = format_named(preset[-4:])
+        for name, found in sums(kernel, exposing.draw(fmt, seed=seed, lengths=(32, 160))).items():
+            tallies[name].add(found)
+    assert tallies["scale"].elements > 10_000
+    for name, tally in tallies.items():
+        if tally.elements:  # eager kernels keep P in fp32: nothing to say about its cast
+            assert tally.verdict(name, "").status is Status.PASS
+            assert abs(tally.amount) < 5 * tally.standard_error + tally.allowed
+
+
+@pytest.mark.parametrize("fault", [1e-4, -7e-5, 3e-5])
+def test_a_wrong_scale_is_measured(fault):
+    """fp16, three problems: the estimate lies within a tenth of the planted error."""
+    kernel = emulator.as_kernel(ARITHMETICS["flash.fp16"], name="x")
+    tally = ScoreTally()
+    for seed in range(3):
+        problem = exposing.draw(FP16, seed=seed, **SIZE)
+        wrong = kernel.forward(problem.replaced(scale=problem.effective_scale * (1 + fault)))
+        faulty = replace(
+            kernel,
+            forward=lambda _, wrong=wrong: wrong,
+            arithmetic=lambda _: ARITHMETICS["flash.fp16"],
+        )
+        tally.add(sums(faulty, problem)["scale"])
+    assert tally.amount == pytest.approx(fault, abs=abs(fault) / 10 + 4 * tally.standard_error)
+    assert tally.verdict("scale", "").failed
+
+
+def test_the_score_test_kills_a_scale_that_bound_rms_and_algorithm_let_pass():
+    mutant = MUTANTS["scale-slightly-wrong"]
+    (problem,) = mutant.expose()
+    judged = Judged(without_lse(mutant.make()), problem)
+    assert CHECKS["forward.score_scale"].on(judged).failed
+    for name in ("forward.bound", "forward.rms", "forward.algorithm", "forward.cast_of_p"):
+        assert not CHECKS[name].on(judged).failed
+    honest = Judged(without_lse(control(tiling_known=False)), problem)
+    assert not CHECKS["forward.score_scale"].on(honest).failed
+
+
+def test_a_truncating_cast_is_measured_as_one():
+    mutant = MUTANTS["p-truncated"]
+    problem = exposing.draw(BF16, **SIZE)
+    found = sums(mutant.make(), problem)["cast"]
+    assert 0.7 < found.projection / found.information < 1.4
+    honest = sums(control(tiling_known=False), problem)["cast"]
+    assert abs(honest.projection / honest.information) < 0.1
+
+
+def test_problems_whose_scores_do_not_scale_are_left_out():
+    kernel = control()
+    problem = exposing.draw(FP16, softcap=4.0, **SIZE)
+    assert set(sums(kernel, problem)) == {"cast"}
+
+
+def test_a_group_of_few_elements_is_not_judged():
+    tally = ScoreTally()
+    tally.add(ScoreSums(projection=1e9, information=1.0, variance=1.0, allowance=0.0, elements=10))
+    assert tally.verdict("scale", "").status is Status.NOT_APPLICABLE
+
+
+def test_scatter_between_problems_widens_the_standard_error():
+    tally = ScoreTally()
+    for projection in (50.0, -50.0, 50.0, -50.0):
+        tally.add(ScoreSums(projection, 1.0, 1.0, 0.0, 1000))
+    assert tally.standard_error > 20
+
+
+def test_sums_that_are_not_finite_are_left_out():
+    tally = ScoreTally()
+    tally.add(ScoreSums(float("nan"), 1.0, 1.0, 0.0, 1000))
+    assert tally.elements == 0
