@@ -119,16 +119,23 @@ _BACKWARD_TWO_COPIES: dict[tuple[str, int, str], dict[int, Tile]] = {
         256: Tile(64, 32, 8, 1),
     },
 }
-# The portable forward of calls that the kernels of kernels/hopper would take if their tensors lay right: as
-# many keys a tile as those, so that what is declared of a call does not depend on addresses.
-_FORWARD_SIMPLE: dict[tuple[str, int], dict[int, Tile]] = {("sm90", 2): {64: Tile(64, 128, 4, 2)}}
-# The kernels of kernels/hopper, 16-bit: (kernel, padded head dim) -> tile of calls that see all keys, and of
+# The portable forward of calls that the kernels of kernels/hopper would take with 128 keys a tile, if their
+# tensors lay right: as many here, so that what is declared of a call does not depend on addresses.
+_FORWARD_SIMPLE: dict[tuple[str, int], dict[int, Tile]] = {
+    ("sm90", 2): {64: Tile(64, 128, 4, 2), 128: Tile(128, 128, 8, 2)}
+}
+# The forward of kernels/hopper, 16-bit: padded head dim -> (keys from which on it is used, tile), most keys
+# first. By keys alone, so that it can be declared: whether a window hides anything is known only at a call.
+# The fastest of `kernels.bench.sweep` on an H200 at 1k, 4k and 16k keys. 256 is not yet swept.
+_HOPPER_FORWARD: dict[int, tuple[tuple[int, Tile], ...]] = {
+    64: ((2048, Tile(64, 128, 4, 2)), (0, Tile(64, 64, 4, 2))),
+    128: ((8192, Tile(128, 128, 8, 3)), (0, Tile(64, 64, 4, 3))),
+    256: ((0, Tile(128, 64, 8, 2)),),
+}
+# The backward of kernels/hopper, 16-bit: (kernel, padded head dim) -> tile of calls that see all keys, and of
 # calls with a band (causal, window). The fastest of `kernels.bench.sweep` on an H200 (geometric mean over 1k,
 # 4k and 16k), judged and repeated; 8 warps in the backward where those cost under 5 %. 256 is not yet swept.
 _HOPPER: dict[tuple[str, int], tuple[Tile, Tile]] = {
-    ("forward", 64): (Tile(64, 128, 4, 2), Tile(64, 128, 4, 2)),
-    ("forward", 128): (Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
-    ("forward", 256): (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
     ("dkdv", 64): (Tile(64, 64, 4, 2), Tile(32, 64, 4, 3)),
     ("dkdv", 128): (Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
     ("dkdv", 256): (Tile(32, 64, 8, 2), Tile(32, 64, 8, 2)),
@@ -136,7 +143,7 @@ _HOPPER: dict[tuple[str, int], tuple[Tile, Tile]] = {
     ("dq", 128): (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
     ("dq", 256): (Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
 }
-HOPPER_HEAD_DIMS = tuple(sorted({dim for _, dim in _HOPPER}))  # padded
+HOPPER_HEAD_DIMS = tuple(_HOPPER_FORWARD)  # padded
 _SWEPT_HEAD_DIMS = (64, 128)
 # Other GPUs: what fits 100 KiB of shared memory.
 _SMALL_SHARED_MEMORY: dict[int, dict[int, Tile]] = {
@@ -182,7 +189,9 @@ def forward_tile(
     key = (arch, element_bytes)
     by_dim = _FORWARD.get(key, _SMALL_SHARED_MEMORY[element_bytes])
     if simple and hopper_has(element_bytes, head_dim, value_dim):
-        by_dim = {**by_dim, **_FORWARD_SIMPLE.get(key, {})}
+        keys = _hopper_forward_tile(head_dim, num_keys).block_n
+        alike = {dim: tile for dim, tile in _FORWARD_SIMPLE.get(key, {}).items() if tile.block_n == keys}
+        by_dim = {**by_dim, **alike}
     if data_mask:
         by_dim = _FORWARD_WITH_DATA_MASK.get(key, by_dim)
     if key in (("sm90", 2), ("sm90", 1)) and min(padded(head_dim), padded(value_dim)) <= 32:
@@ -230,7 +239,13 @@ def hopper_tile(
     """The tile of a kernel of kernels/hopper: ``"forward"``, ``"dq"`` or ``"dkdv"``."""
     if architecture(device_type) == "interpreter":
         return Tile(_interpreter_side(num_queries), _interpreter_side(num_keys))
+    if kernel == "forward":
+        return _hopper_forward_tile(head_dim, num_keys)
     return _HOPPER[kernel, padded(head_dim)][banded]
+
+
+def _hopper_forward_tile(head_dim: int, num_keys: int) -> Tile:
+    return next(tile for fewest, tile in _HOPPER_FORWARD[padded(head_dim)] if num_keys >= fewest)
 
 
 def decode_tile(
@@ -265,7 +280,7 @@ def _interpreter_side(length: int) -> int:
 
 def forward_tables() -> tuple[dict[tuple[str, int], dict[int, Tile]], ...]:
     """The forward's tables, without and with a mask or bias, for tests that run every entry."""
-    return _FORWARD, _FORWARD_WITH_DATA_MASK
+    return _FORWARD, _FORWARD_WITH_DATA_MASK, _FORWARD_SIMPLE
 
 
 def backward_tables(two_copies: bool = False) -> dict[tuple[str, int, str], dict[int, Tile]]:

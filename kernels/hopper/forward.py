@@ -16,6 +16,7 @@ from kernels.softmax import maximum_in_log2, online_softmax_step, softmax_start
 from kernels.tuning import Tile, hopper_tile, padded
 
 LN2 = tl.constexpr(0.6931471805599453)
+_SHORT_ROWS = 64  # padded head dim
 
 
 @triton.jit(do_not_specialize=["n_tiles", "n_rows", "section", "n_queries", "n_keys", "left", "right"])
@@ -43,6 +44,7 @@ def _hopper_forward_kernel(
     BOTTOM_RIGHT: tl.constexpr,
     HAS_LEFT: tl.constexpr,
     HAS_RIGHT: tl.constexpr,
+    HAS_TAIL: tl.constexpr,
     NEGATIVE: tl.constexpr,
     SUBTRACT_FIRST: tl.constexpr,
 ):
@@ -70,7 +72,7 @@ def _hopper_forward_kernel(
         BLOCK_N,
     )
     # Keys left of the full tiles (only a window has them), the full tiles, and keys right of them.
-    for i_part in tl.static_range(0 if HAS_LEFT else 1, 3):
+    for i_part in tl.static_range(0 if HAS_LEFT else 1, 3 if HAS_TAIL else 2):
         part_start = start if i_part == 0 else (full_start if i_part == 1 else full_stop)
         part_stop = tl.minimum(full_start, stop) if i_part == 0 else (full_stop if i_part == 1 else stop)
         for i_n in tl.range(part_start, part_stop, BLOCK_N):
@@ -114,7 +116,8 @@ def launch_hopper_forward(
 
     Args:
         tile: launch configuration; by default that of `kernels.tuning`.
-        section: heads that run side by side (`kernels.hopper.order`); by default what the cache holds.
+        section: heads that run side by side (`kernels.hopper.order`); by default the faster of one and of
+            what the cache holds.
     """
     batch, heads, num_queries, head_dim = q.shape
     num_keys = k.shape[2]
@@ -125,7 +128,10 @@ def launch_hopper_forward(
     num_tiles = triton.cdiv(num_queries, tile.block_m)
     group = heads // k.shape[1]
     if section is None:
-        section = section_heads(k, group, batch * heads) if banded else group
+        # Measured on an H200: several heads side by side pay only for short rows under a band; elsewhere one
+        # head (or group that shares its keys) after the other is faster.
+        several = banded and padded(head_dim) <= _SHORT_ROWS
+        section = section_heads(k, group, batch * heads) if several else group
     with device_of(q):
         _hopper_forward_kernel[(num_tiles * batch * heads,)](
             descriptor(q, tile.block_m),
@@ -151,6 +157,7 @@ def launch_hopper_forward(
             BOTTOM_RIGHT=options.bottom_right,
             HAS_LEFT=options.left is not None,
             HAS_RIGHT=options.right is not None,
+            HAS_TAIL=banded or num_keys % tile.block_n != 0,
             NEGATIVE=options.sigma < 0,
             SUBTRACT_FIRST=v.dtype == torch.float16,
             **tile.launch(),

@@ -24,13 +24,14 @@ def test_every_head_dim_has_a_tile(arch, element_bytes, monkeypatch):
             assert tile.block_n >= 16
 
 
+@pytest.mark.parametrize("keys", [0, 1000, 2047, 2048, 5000, 8191, 8192, 100_000])
 @pytest.mark.parametrize("d", [d for d in range(1, 257) if tuning.hopper_has(2, d, d)])
-def test_hopper_and_portable_tiles_hold_the_same_keys(d, monkeypatch):
+def test_hopper_and_portable_tiles_hold_the_same_keys(d, keys, monkeypatch):
     """Which of them runs depends on addresses and strides, of which a declaration knows nothing."""
     monkeypatch.setattr(tuning, "architecture", lambda _: "sm90")
-    portable = tuning.forward_tile("cuda", 2, d, d, 1000, 1000, simple=True)
+    portable = tuning.forward_tile("cuda", 2, d, d, 1000, keys, simple=True)
     for banded in (False, True):
-        assert tuning.hopper_tile("forward", "cuda", d, banded, 1000, 1000).block_n == portable.block_n
+        assert tuning.hopper_tile("forward", "cuda", d, banded, 1000, keys).block_n == portable.block_n
 
 
 def test_small_head_dims_keep_off_wgmma(monkeypatch):
