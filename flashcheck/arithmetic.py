@@ -262,7 +262,7 @@ class Accumulator:
     def floor(self, terms: int) -> float:
         """What sums of ``terms`` products lose where products or sums are subnormal in fp32.
 
-        2^-149 for each product; a step of a block unit aligns and stores a sum under 2^-126 as if it were 2^-126.
+        2^-149 for each product; a step of a block unit takes a sum under 2^-126 as if it were 2^-126.
         """
         if self.fraction_bits is None and self.precision >= 24:
             return terms * 2.0**-149

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashcheck.arithmetic import ARITHMETICS, HOPPER, HOPPER_16BIT, HOPPER_FP8
-from flashcheck.bounds import backward, centred, forward, gradient_sums, pairs
+from flashcheck.bounds import centred, forward, gradient_sums, pairs
 from flashcheck.bounds.alignment import alignment_error, operand
 from flashcheck.emulator.units import multiply_add
 from flashcheck.formats import BF16, E4M3, E5M2, FP16, FP32, round_nearest
