@@ -283,7 +283,7 @@ def from_sdpa_like(function: Callable[..., Tensor], name: str) -> Kernel:
     """A Kernel from a callable with the signature of ``scaled_dot_product_attention``.
 
     What its signature lacks is not declared: ``is_causal`` (top left), ``attn_mask``, ``scale``,
-    ``enable_gqa``.
+    ``enable_gqa``. Of scales, positive ones are: torch's own back ends give NaN for others.
     """
     try:
         parameters = inspect.signature(function).parameters
@@ -306,7 +306,7 @@ def from_sdpa_like(function: Callable[..., Tensor], name: str) -> Kernel:
             keywords["enable_gqa"] = True
         return ForwardResult(function(problem.q, problem.k, problem.v, **keywords))
 
-    capabilities = Capabilities(options=tuple(options), gqa="enable_gqa" in takes)
+    capabilities = Capabilities(options=tuple(options), gqa="enable_gqa" in takes, nonpositive_scale=False)
     return Kernel(name=name, forward=run_forward, capabilities=capabilities, source=_source_of(function))
 
 

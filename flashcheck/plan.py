@@ -15,7 +15,7 @@ import torch
 from flashcheck.checks.judged import on_device
 from flashcheck.errors import ArgumentError, UnknownNameError
 from flashcheck.inputs.combinations import Covering
-from flashcheck.inputs.coverage import required
+from flashcheck.inputs.coverage import required, takes_part
 from flashcheck.inputs.problems import Wishes, draw_spec, families_for
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.values import FAMILIES
@@ -146,7 +146,7 @@ def _specs(
         if label.startswith("values ") and wishes.family in families and wishes.family not in unused:
             continue
         chosen = wishes if wishes.family is not None else replace(wishes, family=_next(unused, families, rng))
-        spec = _legal(rng, capabilities, dtype, chosen)
+        spec = _legal(rng, capabilities, dtype, chosen, label)
         if spec is None:
             missing.append(label)
             continue
@@ -197,12 +197,21 @@ def _next(unused: list[str], families: list[str], rng: random.Random) -> str:
     return unused[0] if unused else rng.choice(families)
 
 
-def _legal(rng: random.Random, capabilities: Capabilities, dtype: str, wishes: Wishes) -> ProblemSpec | None:
-    """A drawn spec that the declaration does not exclude; None after many attempts."""
+def _legal(
+    rng: random.Random, capabilities: Capabilities, dtype: str, wishes: Wishes, label: str = ""
+) -> ProblemSpec | None:
+    """A drawn spec that the declaration does not exclude; None after many attempts.
+
+    The option that ``label`` names takes part in it.
+    """
+    option = "causal" if label.startswith("causal=") else label.removeprefix("option ")
     for _ in range(_ATTEMPTS):
         spec = draw_spec(rng, capabilities, dtype, rng.randrange(2**31), wishes)
-        if capabilities.refuses(spec.outline()) is None and (
-            capabilities.empty_rows or not spec.leaves_rows()
+        outline = spec.outline()
+        if (
+            capabilities.refuses(outline) is None
+            and (capabilities.empty_rows or not spec.leaves_rows())
+            and takes_part(outline, option)
         ):
             return spec
     return None

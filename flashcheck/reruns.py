@@ -73,15 +73,7 @@ _SUITS: dict[str, Callable[[ProblemSpec], bool]] = {
 def _suits(name: str, spec: ProblemSpec) -> bool:
     if "overflows" in FAMILIES[spec.family].properties or not (spec.num_queries and spec.num_keys):
         return False
-    if name.startswith("backward.") and _gradient_of_bare_sink(spec):
-        return False
     return name not in _SUITS or _SUITS[name](spec)
-
-
-def _gradient_of_bare_sink(spec: ProblemSpec) -> bool:
-    """A row may hold nothing but a sink: its LSE is the sink's logit, so a gradient of the LSE flows into the
-    sink, where the contract says that such a row adds nothing. Nobody is judged on it until then."""
-    return bool(spec.sink) and spec.leaves_rows()
 
 
 def cost(spec: ProblemSpec) -> int:
@@ -96,7 +88,7 @@ def assigned(specs: Sequence[ProblemSpec], first_dtype: bool) -> list[tuple[str,
     load = [0.0] * len(specs)
     for number, names in enumerate(chosen):
         for name, check in CHECKS.items():
-            every = name in ALTERNATE and number % 2 == 0 and not _gradient_of_bare_sink(specs[number])
+            every = name in ALTERNATE and number % 2 == 0
             if not check.grouped and (every or not (name in EVERY or name in ONCE or name in ALTERNATE)):
                 names.add(name)
     wanted = {name: max(1, round(len(specs) / n)) for name, n in EVERY.items()}

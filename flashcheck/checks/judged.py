@@ -209,6 +209,10 @@ class Judged:
         dlse = p.dlse
         if dlse is None and self.kernel.capabilities.dlse and p.seed % 2 == 1:
             dlse = torch.randn(shape[:3], generator=generator)
+            if p.sink is not None:
+                # A row that sees nothing but a sink has the sink's logit for an LSE. Calculus sends its
+                # gradient into the sink, the contract lets such a row add nothing: nobody is judged on which.
+                dlse = torch.where(self.empty_rows, 0.0, dlse)
         return p.replaced(dout=dout.to(self.rules.arithmetic.output_format.dtype), dlse=dlse)
 
     @cached_property

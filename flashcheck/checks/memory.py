@@ -38,6 +38,11 @@ class _Poison(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
+def cannot_be_watched(error: Exception) -> bool:
+    """torch's higher-order operators (flex_attention is one) refuse to run under a mode of Python's."""
+    return "HigherOrderOperator" in str(error)
+
+
 @contextmanager
 def poisoned_allocations(value: float) -> Iterator[_Poison]:
     """Every tensor that torch allocates uninitialised inside holds ``value``."""

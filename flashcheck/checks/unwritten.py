@@ -10,7 +10,7 @@ from torch import Tensor
 from flashcheck.checks.bits import differing, first_difference
 from flashcheck.checks.isolation import FINITE_POISON
 from flashcheck.checks.judged import Judged, KernelError
-from flashcheck.checks.memory import poisoned_allocations
+from flashcheck.checks.memory import cannot_be_watched, poisoned_allocations
 from flashcheck.checks.placement import rearranged
 from flashcheck.checks.record import Record
 from flashcheck.checks.registry import check, failed, not_applicable, passed
@@ -18,6 +18,7 @@ from flashcheck.formats import half_ulp
 from flashcheck.inputs.buffers import LAYOUTS, Hosted, far
 from flashcheck.problem import Problem
 
+_UNWATCHED = "the kernel runs a higher-order operator of torch's, whose allocations cannot be filled"
 _NO_BITS = "the kernel does not declare itself deterministic"
 
 
@@ -33,8 +34,13 @@ def unwritten(judged: Judged) -> Record:
         return not_applicable(name, _NO_BITS)
     filled = 0
     for value in (torch.nan, FINITE_POISON):
-        with poisoned_allocations(value) as mode:
-            got = judged.run()
+        try:
+            with poisoned_allocations(value) as mode:
+                got = judged.run()
+        except KernelError as error:
+            if cannot_be_watched(error):
+                return not_applicable(name, _UNWATCHED)
+            raise
         filled += mode.filled
         difference = first_difference(judged.result, got)
         if difference:
@@ -53,8 +59,13 @@ def gradients_unwritten(judged: Judged) -> Record:
         return not_applicable(name, why)
     filled = 0
     for value in (torch.nan, FINITE_POISON):
-        with poisoned_allocations(value) as mode:
-            got = Judged(judged.kernel, judged.gradient_problem, str(judged.device)).gradients
+        try:
+            with poisoned_allocations(value) as mode:
+                got = Judged(judged.kernel, judged.gradient_problem, str(judged.device)).gradients
+        except KernelError as error:
+            if cannot_be_watched(error):
+                return not_applicable(name, _UNWATCHED)
+            raise
         filled += mode.filled
         fault = _differ(got, judged.gradients)
         if fault:

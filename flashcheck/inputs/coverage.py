@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from flashcheck.inputs.problems import Wishes, families_for, head_dims
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.values import FAMILIES
@@ -61,14 +63,31 @@ def _empty_rows(capabilities: Capabilities) -> Wishes:
     return Wishes(option="mask" if "mask" in capabilities.options else "key_lengths", empty_rows=True)
 
 
+_HIDING: dict[str, dict[str, None]] = {
+    name: {name: None} for name in ("causal", "window", "mask", "key_lengths")
+} | {"cu_seqlens": {"cu_seqlens_q": None, "cu_seqlens_k": None}}
+"""Options whose whole effect is to hide keys, and what takes each out of a problem."""
+
+
+def takes_part(problem: Problem, option: str) -> bool:
+    """Whether an option that hides keys hides any here; options of other kinds always take part.
+
+    A window as wide as the problem tests nothing.
+    """
+    if option not in _HIDING:
+        return True
+    without = problem.replaced(**_HIDING[option])
+    return not torch.equal(problem.visible(), without.visible())
+
+
 def covered(spec: ProblemSpec, problem: Problem) -> set[str]:
     """Labels of ``required`` that this problem covers."""
     labels = {f"values {spec.family}", f"head dim {spec.head_dim}"}
     labels.add("grouped heads" if problem.group > 1 else "one head per key/value head")
-    labels |= {f"option {name}" for name in problem.options()}
-    if spec.causal is not None:
+    labels |= {f"option {name}" for name in problem.options() if takes_part(problem, name)}
+    if spec.causal is not None and takes_part(problem, "causal"):
         labels.add(f"causal={spec.causal}")
-    elif not set(problem.options()) - {"scale"}:
+    if not set(problem.options()) - {"scale"}:
         labels.add("no option")
     if spec.scale is not None:
         labels.add("scale=0" if spec.scale == 0 else "scale<0" if spec.scale < 0 else "scale>0")

@@ -39,13 +39,14 @@ def draw(record: dict[str, Any], path: Path) -> None:
             axis.set_xscale("log", base=2)
             ticks = sorted({row["length"] for row in rows})
             axis.set_xticks(ticks, [f"{n // 1024}k" if n >= 1024 else str(n) for n in ticks])
-            axis.set_ylim(bottom=0)
             axis.grid(alpha=0.3, linewidth=0.5)
             axis.set_title(f"{kind}, d={head_dim}{', causal' if causal else ''}", fontsize=9)
             if column == 0:
                 axis.set_ylabel("TFLOP/s")
             if line == 1:
                 axis.set_xlabel("length")
+    for line in axes:  # the axes of a row share their limits, which must wait for the last panel
+        line[0].set_ylim(bottom=0)
     handles, labels = axes[0][0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="upper center", ncols=4, frameon=False, fontsize=9)

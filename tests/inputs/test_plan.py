@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,10 @@ from flashcheck.inputs.combinations import (
     factors,
     is_legal,
 )
+from flashcheck.inputs.coverage import covered
+from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.kernel import Kernel
+from flashcheck.loading import load
 from flashcheck.plan import make_plan
 from flashcheck.reruns import ALTERNATE, EVERY, ONCE
 from tests.inputs.test_specs import DECLARATIONS, EVERYTHING, refuse
@@ -77,3 +81,24 @@ def test_reruns_are_registered_checks() -> None:
     assert {*EVERY, *ONCE, *ALTERNATE} <= set(CHECKS)
     costly = {name for name, check in CHECKS.items() if check.reruns}
     assert costly <= {*EVERY, *ONCE, *ALTERNATE}
+
+
+@pytest.mark.parametrize("option", ["window", "mask", "key_lengths", "cu_seqlens", "causal"])
+def test_the_problem_that_is_there_for_an_option_feels_it(option: str) -> None:
+    """Taking the option out of the problem shows more keys: otherwise it would count and test nothing."""
+    kernel = load("emulator.flash.bf16")
+    plan = make_plan(kernel, "quick")
+    cases = [c for c in plan.cases if c.reason == f"option {option}" or c.reason.startswith(f"{option}=")]
+    assert cases
+    for case in cases:
+        problem = case.spec.build()
+        names = ("cu_seqlens_q", "cu_seqlens_k") if option == "cu_seqlens" else (option,)
+        without = problem.replaced(**dict.fromkeys(names))
+        assert int(without.visible().sum()) > int(problem.visible().sum())
+
+
+def test_a_window_as_wide_as_the_problem_covers_nothing() -> None:
+    spec = ProblemSpec(dtype="bf16", num_queries=2, num_keys=4, window=(17, 5))
+    assert "option window" not in covered(spec, spec.build())
+    narrow = replace(spec, window=(0, 1), num_queries=4)
+    assert "option window" in covered(narrow, narrow.build())

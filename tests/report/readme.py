@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -12,10 +13,12 @@ from pathlib import Path
 from flashcheck.files import write_atomically
 from flashcheck.report.certificate import read
 from flashcheck.report.terminal import number
+from flashcheck.rivals import RULES
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 CERTIFICATES = ROOT / "golden" / "certificates"
+AUDIT = ROOT / "golden" / "audit.json"
 
 
 def recorded_table() -> str:
@@ -49,7 +52,29 @@ def faults_table() -> str:
     return "\n".join([*lines, f"| all | {sum(counts.values())} |"])
 
 
-TABLES = {"recorded": recorded_table, "faults": faults_table}
+def rivals_table() -> str:
+    """The recorded audit: mutants killed by the acceptance rules of other suites, and by flashcheck."""
+    audit = json.loads(AUDIT.read_text(encoding="utf-8"))
+    control, *mutants = audit["rivals"]
+    lines = [
+        "| rule | formula | killed, its own inputs | killed, our inputs | rejects the honest kernel |",
+        "|---|---|--:|--:|---|",
+    ]
+    for rule in RULES:
+        own, ours = (sum(rule.name in row[side] for row in mutants) for side in ("own", "ours"))
+        alarms = [word for word, side in (("its own", "own"), ("our", "ours")) if rule.name in control[side]]
+        alarm = f"on {' and '.join(alarms)} inputs" if alarms else "no"
+        formula = rule.formula.replace("|", "\\|")
+        lines.append(
+            f"| {rule.name} | {formula} | {own} of {len(mutants)} | {ours} of {len(mutants)} | {alarm} |"
+        )
+    good, total = sum(row["good"] for row in audit["mutants"]), len(audit["mutants"])
+    alarms = sum(bool(row["false_alarms"]) for row in audit["mutants"])
+    lines.append(f"| **flashcheck** | proved bound | - | {good} of {total} | {alarms or 'no'} |")
+    return "\n".join(lines)
+
+
+TABLES = {"recorded": recorded_table, "faults": faults_table, "rivals": rivals_table}
 
 
 def with_tables(text: str) -> str:
