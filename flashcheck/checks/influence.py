@@ -90,6 +90,7 @@ def influence_perturbed(judged: Judged) -> Record:
     own = base.replaced(v=normal(problem.v, problem.seed + 11))
     before = Judged(judged.kernel, own, str(judged.device))
     kept = ForwardResult(before.result.out.clone(), _clone(before.result.lse))
+    _ = before.bound  # computed now: what it is computed from is changed in place below
     moved = 0
     generator = torch.Generator().manual_seed(problem.seed + 12)
     for text, tensor, where in _perturbations(problem, generator):

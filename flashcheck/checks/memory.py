@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -39,8 +40,15 @@ class _Poison(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def cannot_be_watched(error: Exception) -> bool:
-    """torch's higher-order operators (flex_attention is one) refuse to run under a mode of Python's."""
-    return "HigherOrderOperator" in str(error)
+    """torch's higher-order operators (flex_attention is one) and its compiler refuse to run under this mode.
+
+    The compiler remembers that it failed: it is told to forget, or the kernel would fail from now on.
+    """
+    if not any(word in str(error) for word in ("HigherOrderOperator", "Dynamo", "torch._dynamo")):
+        return False
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
+    return True
 
 
 @contextmanager

@@ -18,7 +18,9 @@ from flashcheck.formats import half_ulp
 from flashcheck.inputs.buffers import LAYOUTS, Hosted, far
 from flashcheck.problem import Problem
 
-_UNWATCHED = "the kernel runs a higher-order operator of torch's, whose allocations cannot be filled"
+_UNWATCHED = (
+    "torch compiles the kernel or calls an operator of higher order: its allocations cannot be filled"
+)
 _NO_BITS = "the kernel does not declare itself deterministic"
 
 

@@ -1,17 +1,23 @@
-"""One launch of one kernel of kernels/hopper with a given configuration, as a function without arguments."""
+"""One launch of one kernel with a given configuration, as a function without arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
+from kernels.forward_kernel import launch_forward
 from kernels.hopper.backward_dkdv import launch_hopper_dkdv
 from kernels.hopper.backward_dq import launch_hopper_dq
 from kernels.hopper.forward import launch_hopper_forward
+from kernels.operands import Operands
 from kernels.options import Options
+from kernels.score_path import plain_path
 from kernels.tuning import Tile
 
+FP8_DTYPE = torch.float8_e4m3fn
 # dout, q, k, v, lse, delta
 Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -19,10 +25,42 @@ Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 def call(
     kernel: str, tensors: Tensors, options: Options, tile: Tile, section: int | None = None
 ) -> Callable[[], tuple[Tensor, ...]]:
-    """Args: kernel: "forward", "dkdv" or "dq"; section: heads that run side by side, None for the default."""
+    """A launch of ``kernel``, a name of `kernels.bench.candidates`; results are laid out as the tensors are.
+
+    Args:
+        section: heads that run side by side, None for the default; the portable forward has none.
+    """
     dout, q, k, v, lse, delta = tensors
     if kernel == "forward":
         return lambda: launch_hopper_forward(q, k, v, options, tile, section)
     if kernel == "dkdv":
         return lambda: launch_hopper_dkdv(dout, q, k, v, lse, delta, options, tile, section)
-    return lambda: (launch_hopper_dq(dout, q, k, v, lse, delta, options, tile, section),)
+    if kernel == "dq":
+        return lambda: (launch_hopper_dq(dout, q, k, v, lse, delta, options, tile, section),)
+    if kernel == "packed":
+        return _packed(q, k, v, options, tile)
+    q, k, v = (x.to(FP8_DTYPE) for x in (q, k, v))
+    if kernel == "fp8-columns":
+        v = v.mT.contiguous().mT
+    path = plain_path(FP8_DTYPE)
+    return lambda: launch_forward(Operands(q, k, v), options, path, tile)
+
+
+def _packed(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, tile: Tile
+) -> Callable[[], tuple[Tensor, ...]]:
+    """The batch as segments of a batch of 1."""
+    batch, heads, num_queries, dim = q.shape
+    ends = [torch.arange(batch + 1, dtype=torch.int32, device=q.device) * x.shape[2] for x in (q, k)]
+    packed = replace(options, cu_q=ends[0], cu_k=ends[1])
+    path = plain_path(q.dtype)
+    operands = Operands(*(x.transpose(0, 1).flatten(1, 2)[None].contiguous() for x in (q, k, v)))
+
+    def run() -> tuple[Tensor, ...]:
+        out, lse = launch_forward(operands, packed, path, tile)
+        return (
+            out.view(heads, batch, num_queries, dim).transpose(0, 1),
+            lse.view(heads, batch, num_queries).transpose(0, 1),
+        )
+
+    return run

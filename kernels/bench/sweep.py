@@ -1,4 +1,6 @@
-"""Times launch configurations of the Hopper kernels: ``python -m kernels.bench.sweep --json FILE``.
+"""Times launch configurations of the kernels: ``python -m kernels.bench.sweep --json FILE``.
+
+The Hopper kernels by default; ``--kernels fp8,fp8-columns,packed`` for the portable forward.
 
 Compiles every candidate in parallel first; then, a group (kernel, head dim, mask) at a time and each in a
 process of its own, judges every candidate against fp64 and fp32 references and for repeatability, times it,
@@ -25,7 +27,7 @@ from typing import Any
 import torch
 import triton
 
-from kernels.bench.candidates import KERNELS, candidates
+from kernels.bench.candidates import KERNELS, PORTABLE, candidates
 from kernels.bench.problems import TOKENS, WIDTH, size
 
 _ROOT = Path(__file__).parents[2]
@@ -117,8 +119,8 @@ def speed(group: dict[str, Any], line: dict[str, Any]) -> float:
     logs = []
     for length, milliseconds in line["milliseconds"].items():
         problem = size(group["head_dim"], int(length), group["causal"], group["tokens"], group["width"])
-        share = {"forward": 1.0, "dkdv": 4 / 5, "dq": 3 / 5}[group["kernel"]]
-        operations = problem.operations(backward=group["kernel"] != "forward") * share
+        share = {"dkdv": 4 / 5, "dq": 3 / 5}.get(group["kernel"])
+        operations = problem.operations(backward=share is not None) * (share or 1.0)
         logs.append(math.log(operations / milliseconds / 1e9))
     return math.exp(sum(logs) / len(logs)) if logs else 0.0
 
@@ -142,7 +144,7 @@ def _report(group: dict[str, Any], lines: list[dict[str, Any]]) -> None:
         if line.get("repeatable") is False or line.get("worst_error", 0) >= 1:
             verdict += f" error {line.get('worst_error')} repeatable {line.get('repeatable')}"
         print(
-            f"{group['kernel']:8}{group['head_dim']:4} {mask:5}{line['tile']!s:24} "
+            f"{group['kernel']:12}{group['head_dim']:4} {mask:5}{line['tile']!s:24} "
             f"section {line['section']!s:8}{speed(group, line):7.1f} TFLOP/s  {times} ms {facts}{verdict}",
             flush=True,
         )
@@ -160,12 +162,19 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="where to write all results")
     parser.add_argument("--seconds", type=float, default=300, help="budget for everything (default 300)")
     parser.add_argument("--head-dims", default="128,64", help="default 128,64")
-    parser.add_argument("--kernels", default=",".join(KERNELS), help=f"default {','.join(KERNELS)}")
+    parser.add_argument(
+        "--kernels",
+        default=",".join(KERNELS),
+        help=f"of {', '.join((*KERNELS, *PORTABLE))}; default {','.join(KERNELS)}",
+    )
     parser.add_argument(
         "--compile-only", action="store_true", help="no measurement: resources, without a GPU"
     )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="compiling processes")
     arguments = parser.parse_args()
+    unknown = set(arguments.kernels.split(",")) - {*KERNELS, *PORTABLE}
+    if unknown:
+        parser.error(f"--kernels: {', '.join(sorted(unknown))} is none of {', '.join((*KERNELS, *PORTABLE))}")
     start = time.monotonic()
     on_gpu = torch.cuda.is_available()
     lengths, tokens, width = ([1024, 4096, 16384], TOKENS, WIDTH) if on_gpu else ([40], 40, 128)
@@ -184,6 +193,7 @@ def main() -> int:
         for kernel in arguments.kernels.split(",")
         for dim in map(int, arguments.head_dims.split(","))
         for causal in (False, True)
+        if candidates(kernel, dim)
     ]
     record: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -210,8 +220,9 @@ def main() -> int:
         else:
             # A group may use what is left, shared among those still to come; the first get a little more.
             lines = measure(group, min(left, 1.5 * left / (len(groups) - i)))
+            ordered = group["kernel"] in KERNELS
             best_lines = sorted(lines, key=lambda x: -speed(group, x))[:1]
-            if best_lines and usable(best_lines[0]) and on_gpu and left > 20:
+            if best_lines and usable(best_lines[0]) and ordered and on_gpu and left > 20:
                 orders = {**group, "tiles": [best_lines[0]["tile"]], "sections": [1, 4, 16, 1 << 20]}
                 lines += measure(orders, min(left, 20.0))
             lines = [{**resources.get(_key(group, list(line["tile"])), {}), **line} for line in lines]

@@ -79,11 +79,13 @@ def measure_group(work: dict[str, Any]) -> None:
             warm @ warm
     # Lengths with tails, multiples of 16 so that they share the timed problems' compilation; and the
     # shortest timed problem, whole.
+    fp8, batch = kernel.startswith("fp8"), 2 if kernel == "packed" else 1
     odd = problem(
-        (1, 16, 16, 304, 336, dim) if device == "cuda" else (1, 2, 1, 20, 37, dim),
+        (batch, 16, 16, 304, 336, dim) if device == "cuda" else (batch, 2, 1, 20, 37, dim),
         causal,
         device,
         torch.float64,
+        fp8,
     )
     short = size(dim, work["lengths"][0], causal, work["tokens"], work["width"])
     whole = problem(
@@ -91,6 +93,7 @@ def measure_group(work: dict[str, Any]) -> None:
         causal,
         device,
         torch.float32,
+        fp8,
     )
     timed = [(short, whole[0])]
     for length in work["lengths"][1:]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels.bench import sweep
-from kernels.bench.candidates import KERNELS, candidates
+from kernels.bench.candidates import KERNELS, PORTABLE, candidates
 from kernels.bench.reference import problem, worst_error
 from kernels.tuning import HOPPER_HEAD_DIMS
 
@@ -18,9 +18,10 @@ ROOT = Path(__file__).parents[2]
 GROUP = {"kernel": "forward", "head_dim": 64, "causal": True, "tokens": 1024, "width": 128}
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", [*KERNELS, *PORTABLE])
 def test_candidates(kernel):
-    for dim in HOPPER_HEAD_DIMS:
+    for dim in HOPPER_HEAD_DIMS if kernel in KERNELS else (128,):
+        assert candidates(kernel, dim)
         tiles = candidates(kernel, dim)
         assert len(set(tiles)) == len(tiles)
         for tile in tiles:
@@ -41,6 +42,24 @@ def test_a_wrong_result_is_seen(causal):
     assert worst_error("dq", (exact["dq"].roll(1, 2).bfloat16(),), exact) > 1
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_wrong_fp8_result_is_seen(causal):
+    """Probabilities rounded to e4m3 are far inside; a lost head or a NaN is far outside."""
+    tensors, exact = problem((1, 2, 1, 40, 40, 64), causal, "cpu", torch.float64, fp8=True)
+    _, q, k, v, lse, _ = tensors
+    assert all(torch.equal(x, x.to(torch.float8_e4m3fn).bfloat16()) for x in (q, k, v))
+    scores = q.double() @ k.double().mT / 8
+    if causal:
+        scores = scores.masked_fill(torch.ones(40, 40, dtype=torch.bool).triu(1), -torch.inf)
+    rounded = ((scores - exact["lse"][..., None]).exp() * 256).float().to(torch.float8_e4m3fn).double() / 256
+    out = (rounded @ v.double()).bfloat16()
+    assert 0.05 < worst_error("fp8", (out, lse), exact) < 1
+    assert worst_error("forward", (out, lse), exact) > 1
+    assert worst_error("fp8", (out.flip(1), lse), exact) > 1
+    out[0, 1, 17, 3] = torch.nan
+    assert worst_error("fp8", (out, lse), exact) == float("inf")
+
+
 @pytest.mark.parametrize(
     "change",
     [{"error": "broken"}, {"worst_error": 1.5}, {"repeatable": False}, {"milliseconds": {}}],
@@ -53,11 +72,12 @@ def test_only_right_and_repeatable_results_have_a_speed(change):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="measures tiny sizes in the interpreter")
-def test_a_worker_judges_and_times():
+@pytest.mark.parametrize("kernel", ["dq", "fp8-columns", "packed"])
+def test_a_worker_judges_and_times(kernel):
     work = {
         **GROUP,
         "mode": "measure",
-        "kernel": "dq",
+        "kernel": kernel,
         "tiles": [[32, 32, 8, 2]],
         "sections": [None],
         "lengths": [40],
