@@ -252,8 +252,21 @@ class Accumulator:
         if terms <= 0:
             return 0.0
         steps = -(-terms // self.block)
-        lost = 0.0 if self.fraction_bits is None else (self.block + 1) * 2.0**-self.fraction_bits
-        return steps * (lost + self.step_error) * (1 + 2.0**-20)
+        return steps * (self.alignment + self.step_error) * (1 + 2.0**-20)
+
+    @property
+    def alignment(self) -> float:
+        """Share of the largest addend that aligning the addends of one step can lose; 0 without alignment."""
+        return 0.0 if self.fraction_bits is None else (self.block + 1) * 2.0**-self.fraction_bits
+
+    def floor(self, terms: int) -> float:
+        """What sums of ``terms`` products lose where products or sums are subnormal in fp32.
+
+        2^-149 for each product; a step of a block unit takes a sum under 2^-126 as if it were 2^-126.
+        """
+        if self.fraction_bits is None and self.precision >= 24:
+            return terms * 2.0**-149
+        return terms * 2.0**-149 + -(-terms // self.block) * (self.alignment + self.step_error) * 2.0**-126
 
 
 IEEE_FP32 = Accumulator()

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds import centred, rms
+from flashcheck.bounds.alignment import alignment_of_values
 from flashcheck.bounds.interval import rounded_interval
 from flashcheck.bounds.numbers import (
     FP32_MAX,
     LARGEST_LINEAR,
-    SMALLEST_FP32,
     UNIT,
     is_power_of_two,
     weighted_growth,
@@ -138,13 +138,12 @@ def _out_error(
     summed = weighted_above(problem, charged, rows.values.abs())
     in_units = arithmetic.normalise == "after_product"
     scaled = arithmetic.probability_scale * (weights.denominator if in_units else torch.ones_like(rows.lse))
-    floor = num_keys * SMALLEST_FP32 / scaled
-    if unit.fraction_bits is not None:
-        operand = arithmetic.product_format or arithmetic.probability_format
-        tiny = 2.0**operand.min_exponent
+    floor = unit.floor(num_keys) * max(problem.v_descale, 1.0) / scaled
+    if unit.alignment:
+        shares = probability.largest
+        shares = shares if probability.error is None else shares + probability.error
         steps = -(-num_keys // unit.block) + weights.rescales
-        lost = steps * (unit.block + 1) * 2.0**-unit.fraction_bits * tiny
-        floor = floor + lost * (deviations.most + 1.0) / scaled
+        floor = floor + alignment_of_values(rows, shares, scaled, unit, steps, arithmetic)
     quotient = (1 + machine.division_error) / max(1 - sums, 2.0**-20) - 1  # [O4]
     return softmax + (summed + floor) * (1 + quotient) + quotient * (out.abs() + softmax)
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
+from flashcheck.bounds.alignment import alignment_error, operand
 from flashcheck.bounds.numbers import SMALLEST_FP32, UNIT, is_power_of_two
 from flashcheck.bounds.products import by_head, by_kv_head, product_above, signed_product
 from flashcheck.bounds.tiling import SMALLEST_TILE
-from flashcheck.formats import Format, half_ulp
+from flashcheck.formats import FP32, Format, format_of, half_ulp
 from flashcheck.problem import Problem
 
 
@@ -38,6 +39,12 @@ def dout_of(problem: Problem) -> Tensor:
     return problem.dout.double()
 
 
+def dout_format(problem: Problem, arithmetic: Arithmetic) -> Format:
+    """The format in which the output gradient enters products: its own where none is declared for them."""
+    own = FP32 if problem.dout is None else format_of(problem.dout.dtype)
+    return arithmetic.product_format or own
+
+
 @dataclass(frozen=True)
 class GradientSum:
     """One of the products: factor * sum of weights times ``other``.
@@ -46,6 +53,7 @@ class GradientSum:
         name: dq, dk or dv.
         problem, arithmetic: what is computed.
         unit: adds the products.
+        formats: of the weights (dS or P) and of ``other``, as the products take them.
         other: K (B, Hkv, Nk, d), or Q or dO (B, H, Nq, .), float64.
         factor: scale, or the descale of V for dv.
     """
@@ -54,6 +62,7 @@ class GradientSum:
     problem: Problem
     arithmetic: Arithmetic
     unit: Accumulator
+    formats: tuple[Format, Format]
     other: Tensor
     factor: float
 
@@ -127,12 +136,14 @@ class GradientSum:
         if self.name == "dv" and not is_power_of_two(a.probability_scale):
             on_both += 3 * UNIT
         charged = torch.add(slack, size + slack, alpha=on_both)  # [G1], [G2]
-        error = self.apply(charged, self.size, above=True).mul_(factor * (1 + 2 * UNIT))
+        error = self.apply(charged, self.size, above=True)
+        error = error.add_(self._alignment(size, slack)).mul_(factor * (1 + 2 * UNIT))
         steps = 0.0
         if self.name != "dv" or factor != 1.0:
             error.add_(exact.abs(), alpha=2 * UNIT)
             steps = 2.0
-        error.add_(self.terms * SMALLEST_FP32 * (factor + steps) / min(a.probability_scale, 1.0))  # [G5]
+        floor = self.unit.floor(self.terms) * factor + self.terms * SMALLEST_FP32 * steps
+        error.add_(floor / min(a.probability_scale, 1.0))  # [G5]
         narrow = self.group_format
         if a.grad_accumulator_format is None and narrow is None:
             return error
@@ -143,6 +154,17 @@ class GradientSum:
             if narrow.precision <= 11:  # the sum over the group is stored so as well
                 stored = stored + self.problem.group * narrow.unit_roundoff * partial
         return error + (stored if self.over_keys else sum_group(stored, self.problem))
+
+    def _alignment(self, size: Tensor, slack: Tensor) -> Tensor | float:
+        """[G2] Subnormal operands of a block unit, without the factor."""
+        weights, other = self.formats
+        unit = 1 / self.arithmetic.probability_scale if self.name == "dv" else 1.0
+        return alignment_error(
+            self.unit,
+            operand(size + slack, weights, least=size - slack, unit=unit),
+            operand(self.size, other),
+            lambda left, right: self.apply(left, right, above=True),
+        )
 
     def partial(self, size: Tensor, slack: Tensor, *, per_head: bool = False) -> Tensor:
         """Largest partial sum on the way, the factor included."""
@@ -174,8 +196,10 @@ def gradient_sums(problem: Problem, arithmetic: Arithmetic, machine: Machine) ->
     ds_operand = arithmetic.product_format or arithmetic.grad_score_format or arithmetic.probability_format
     p_unit, ds_unit = machine.accumulator(p_operand), machine.accumulator(ds_operand)
     scale = problem.effective_scale
+    narrow = ds_operand, arithmetic.product_format or arithmetic.input_format
+    wide = p_operand, dout_format(problem, arithmetic)
     return {
-        "dq": GradientSum("dq", problem, arithmetic, ds_unit, problem.k.double(), scale),
-        "dk": GradientSum("dk", problem, arithmetic, ds_unit, problem.q.double(), scale),
-        "dv": GradientSum("dv", problem, arithmetic, p_unit, dout_of(problem), problem.v_descale),
+        "dq": GradientSum("dq", problem, arithmetic, ds_unit, narrow, problem.k.double(), scale),
+        "dk": GradientSum("dk", problem, arithmetic, ds_unit, narrow, problem.q.double(), scale),
+        "dv": GradientSum("dv", problem, arithmetic, p_unit, wide, dout_of(problem), problem.v_descale),
     }

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
+from flashcheck.bounds.alignment import alignment_error, operand
 from flashcheck.bounds.exponential import exponential_of
-from flashcheck.bounds.gradient_sums import dout_of
+from flashcheck.bounds.gradient_sums import dout_format, dout_of
 from flashcheck.bounds.numbers import (
     FP32_MAX,
     LARGEST_LINEAR,
@@ -156,7 +157,15 @@ def pair_errors(
     if not finite or not bool(torch.isfinite(difference.sum())):
         difference = torch.where(forward.visible, difference, 0.0).nan_to_num_(0.0, 0.0)
     difference_error = magnitude * gamma
-    difference_error.add_(delta_error + problem.value_dim * SMALLEST_FP32)
+    difference_error.add_(
+        alignment_error(
+            unit,
+            operand(size_dout, dout_format(problem, arithmetic)),
+            operand(values.mT, arithmetic.product_format or arithmetic.input_format, unit=problem.v_descale),
+            lambda left, right: weighted_above(problem, left, right),
+        )
+    )
+    difference_error.add_(delta_error + unit.floor(problem.value_dim) * max(problem.v_descale, 1.0))
     difference_error.mul_(1 + UNIT).add_(difference, alpha=UNIT)
     # [B4] dS = P (dP - delta)
     ds = exact.grad_scores

@@ -131,7 +131,7 @@ def _product_error(magnitude: Tensor, q: Tensor, k: Tensor, operand: Format, uni
     """|computed q.k - q.k| for any order of summation: gamma(d) |q|.|k| and the absolute floors."""
     dim = q.shape[-1]
     error = magnitude * unit.gamma(dim)
-    error.add_(dim * SMALLEST_FP32)
+    error.add_(unit.floor(dim))
     if unit.flush_subnormals:
         tiny = SMALLEST_NORMAL_FP32
         error = error + dim * tiny * (q.amax(-1, keepdim=True) + k.amax(-1).unsqueeze(-2) + 1.0)
@@ -139,7 +139,7 @@ def _product_error(magnitude: Tensor, q: Tensor, k: Tensor, operand: Format, uni
         # A subnormal operand is aligned as if it had the exponent emin (THEORY.md 2.3).
         tiny = 2.0**operand.min_exponent
         steps = -(-dim // unit.block)
-        lost = steps * (unit.block + 1) * 2.0**-unit.fraction_bits * tiny
+        lost = steps * unit.alignment * tiny
         tiny_q, tiny_k = (q > 0) & (q < tiny), (k > 0) & (k < tiny)
         if not bool(tiny_q.any() | tiny_k.any()):
             return error

@@ -64,6 +64,8 @@ class _Backward:
         dout = given.float()
         values = problem.v.float().repeat_interleave(problem.group, 1)
         self.dout = product_operand(dout, arithmetic)
+        # An output gradient wider than the inputs is multiplied as it is, and aligned as its own format.
+        self.dout_format = arithmetic.product_format or format_of(given.dtype)
         self.v = product_operand(values, arithmetic)
         self.dlse = torch.zeros(shape[:3]) if problem.dlse is None else problem.dlse.float()
         # Rows and keys with NaN or inf must not meet the zeros of pairs that are hidden.
@@ -108,6 +110,7 @@ class _Backward:
             ds = torch.where(seen, ds * slope, 0.0)
         p_format = a.product_format or a.probability_format
         s_format = a.product_format or a.grad_score_format or a.probability_format
+        narrow = a.product_format or a.input_format
         p_stored = round_to(probabilities * fp32(a.probability_scale), a.probability_format)
         ds_stored = round_to(ds, a.grad_score_format or a.probability_format)
         p_operand = product_operand(p_stored, a)
@@ -119,24 +122,31 @@ class _Backward:
         dv_factor = 1 / fp32(a.probability_scale)
         dout = self.dout[..., rows, :]
         sums.dq[..., rows, :] = self._add(
-            sums.dq[..., rows, :], ds_operand, k[..., keys, :], s_format, skip, dq_factor
+            sums.dq[..., rows, :], ds_operand, k[..., keys, :], (s_format, narrow), skip, dq_factor
         )
         sums.dk[..., keys, :] = self._add(
-            sums.dk[..., keys, :], ds_operand.mT, q[..., rows, :], s_format, skip_t, dk_factor
+            sums.dk[..., keys, :], ds_operand.mT, q[..., rows, :], (s_format, narrow), skip_t, dk_factor
         )
         sums.dv[..., keys, :] = self._add(
-            sums.dv[..., keys, :], p_operand.mT, dout, p_format, skip_t, dv_factor
+            sums.dv[..., keys, :], p_operand.mT, dout, (p_format, self.dout_format), skip_t, dv_factor
         )
 
     def _add(
-        self, total: Tensor, a: Tensor, b: Tensor, fmt: Format, skip: Tensor | None, factor: float
+        self,
+        total: Tensor,
+        a: Tensor,
+        b: Tensor,
+        formats: tuple[Format, Format],
+        skip: Tensor | None,
+        factor: float,
     ) -> Tensor:
         """total + a b; where totals are kept in a narrow format, ``factor`` is applied before each store."""
+        fmt, other = formats
         unit = self.machine.accumulator(fmt)
         kept = self.arithmetic.grad_accumulator_format
         if kept is None:
-            return multiply_add(a, b, total, unit, fmt, skip)
-        partial = multiply_add(a, b, torch.zeros_like(total), unit, fmt, skip)
+            return multiply_add(a, b, total, unit, fmt, skip, other)
+        partial = multiply_add(a, b, torch.zeros_like(total), unit, fmt, skip, other)
         return round_to(total + partial * factor, kept)
 
     def _probabilities(self, tile: Tensor, rows: slice, keys: slice) -> Tensor:
@@ -152,7 +162,8 @@ class _Backward:
         fmt = a.product_format or a.input_format
         left, right = self.dout[..., rows, :], self.v[..., keys, :].mT
         start = torch.zeros(*left.shape[:-1], right.shape[-1])
-        dp = multiply_add(left, right, start, self.machine.accumulator(fmt), fmt)
+        unit = self.machine.accumulator(fmt)
+        dp = multiply_add(left, right, start, unit, self.dout_format, other=fmt)
         return dp * fp32(self.problem.v_descale)
 
     def _stored(self, sums: _Sums) -> Mapping[str, Tensor]:

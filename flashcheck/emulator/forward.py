@@ -64,7 +64,8 @@ class _Values:
         """total + P V for a range of keys; P is converted to the product's format first."""
         p = product_operand(p, self.arithmetic)
         skip = None if self.all_finite else seen
-        return multiply_add(p, self.v[..., keys, :], total, self.unit, self.format, skip)
+        other = self.arithmetic.product_format or self.arithmetic.input_format
+        return multiply_add(p, self.v[..., keys, :], total, self.unit, self.format, skip, other)
 
 
 def _start(problem: Problem) -> Partial:

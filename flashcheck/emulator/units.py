@@ -24,6 +24,7 @@ def multiply_add(
     unit: Accumulator,
     operand: Format = FP32,
     seen: Tensor | None = None,
+    other: Format | None = None,
 ) -> Tensor:
     """start + a b, the products taken in ascending order of the inner index.
 
@@ -32,6 +33,7 @@ def multiply_add(
         start: (..., m, n) float32.
         unit: how the sums round.
         operand: format of a and b; block units align its subnormal values as if their exponent were emin.
+        other: format of b where it is not that of a.
         seen: boolean (..., m, K) or None; products of pairs not seen are skipped, so that a NaN in one
             operand does not meet the zero in the other.
 
@@ -49,7 +51,7 @@ def multiply_add(
             b,
             start[..., i : i + rows, :],
             unit,
-            operand,
+            (operand, other or operand),
             None if seen is None else seen[..., i : i + rows, :],
         )
         for i in range(0, a.shape[-2], rows)
@@ -89,11 +91,16 @@ def _sequential(a: Tensor, b: Tensor, start: Tensor, seen: Tensor | None, flush:
 
 
 def _in_blocks(
-    a: Tensor, b: Tensor, start: Tensor, unit: Accumulator, operand: Format, seen: Tensor | None
+    a: Tensor,
+    b: Tensor,
+    start: Tensor,
+    unit: Accumulator,
+    formats: tuple[Format, Format],
+    seen: Tensor | None,
 ) -> Tensor:
     total = start.double()
     a, b = a.double(), b.double()
-    binade_a, binade_b = _binade(a, operand), _binade(b, operand)
+    binade_a, binade_b = _binade(a, formats[0]), _binade(b, formats[1])
     for first in range(0, a.shape[-1], unit.block):
         step = slice(first, first + unit.block)
         products = a[..., step].unsqueeze(-1) * b[..., step, :].unsqueeze(-3)  # (..., m, k, n)
