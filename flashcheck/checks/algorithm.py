@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,7 +61,7 @@ def algorithm_record(
         flat = int(margin.argmax())
         largest = float(margin.flatten()[flat])
         if worst is None or largest > worst.margin:
-            index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), margin.shape))
+            index = tuple(int(i) for i in np.unravel_index(flat, margin.shape))
             worst = Location(
                 tensor,
                 index,

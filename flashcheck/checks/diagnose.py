@@ -7,6 +7,7 @@ mistake would solve, and the output must lie within *that* bound everywhere.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -103,12 +104,25 @@ def filled_rows(judged: Judged) -> dict[str, str]:
     return found
 
 
-def _fits(judged: Judged, suspect: Suspect) -> bool:
+def allowed_classes(judged: Judged, kinds: Iterable[str]) -> tuple[str, ...]:
+    """Which of these classes of suspects O does not contradict: it lies within the bound of one of each.
+
+    Weaker than a diagnosis: a bound that is wide, as at subnormal values, allows the right O too.
+    """
+    found = dict.fromkeys(
+        s.kind
+        for s in suspects(judged.problem, judged.exact)
+        if s.kind in kinds and _fits(judged, s, closer=False)
+    )
+    return tuple(kind for kind in kinds if kind in found)
+
+
+def _fits(judged: Judged, suspect: Suspect, closer: bool = True) -> bool:
     try:
         exact = fp64.forward(suspect.problem)
         live = exact.visible.any(-1, keepdim=True)
         # Closeness first: it costs nothing, the bound is most of the work, and few suspects come close.
-        if not bool(live.any()) or not _explains(judged, suspect, exact.out, live):
+        if not bool(live.any()) or (closer and not _explains(judged, suspect, exact.out, live)):
             return False
         arithmetic = judged.kernel.arithmetic(suspect.problem)
         bound = forward_bound(suspect.problem, exact, arithmetic, judged.rules.machine).out.interval

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,7 +81,7 @@ def measure(name: str, got: Tensor, bound: TensorBound, live: Tensor) -> Measure
 
 def _worst(name: str, margin: Tensor, got: Tensor, bound: TensorBound) -> Location:
     flat = int(margin.argmax())
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), margin.shape))
+    index = tuple(int(i) for i in np.unravel_index(flat, margin.shape))
     interval = bound.interval
     return Location(
         tensor=name,

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -27,6 +27,9 @@ SHARD_SECONDS = 60.0
 """A shard ends after either: bugs that another worker has found meanwhile are known from the next one on."""
 
 _REFRESH = 0.25
+OVERTIME = 0.15
+"""Share of the budget's seconds for which findings may be reduced past it; their repros come on top."""
+
 PATIENCE = 2 * SHRINK_SECONDS + 30.0
 """Seconds after the end for which workers may shrink, reduce and write what they have just found."""
 
@@ -210,7 +213,7 @@ class Campaign:
             return
         share = SHARD_CASES if left is math.inf else max(1, math.ceil(left / self.state.workers))
         cases = min(SHARD_CASES, share)
-        worker.pipe.send(worker.planned or self._shard(cases))
+        worker.pipe.send(self._timed(worker.planned or self._shard(cases)))
         worker.planned = None
         if self._ahead is not None:  # while this one runs, the next one is compiled
             worker.planned = self._shard(cases)
@@ -220,15 +223,21 @@ class Campaign:
         """A new one, claimed; of what promises most."""
         assert self._scheduler is not None
         number = self.store.claim_shard()
-        return Shard(
+        shard = Shard(
             number=number,
             seed=_seed(self.state.seed, number),
             focus=self._scheduler.choose(number),
             cases=cases,
-            seconds=min(SHARD_SECONDS, self.budget.seconds - self.state.seconds),
             known=self.store.known(),
             examples=str(self.store.examples),
         )
+        return self._timed(shard)
+
+    def _timed(self, shard: Shard) -> Shard:
+        """With the time that is left now: it may have been planned some time ago."""
+        left = max(0.0, self.budget.seconds - self.state.seconds)
+        finish = left + OVERTIME * self.budget.seconds
+        return replace(shard, seconds=min(SHARD_SECONDS, left), finish=finish)
 
     def _finish(self, on_progress: Callable[[State], None]) -> None:
         """Lets workers end their case, and shrink what they have just found."""

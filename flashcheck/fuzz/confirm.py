@@ -20,9 +20,9 @@ REPETITIONS = 3
 SCRIPT_SECONDS = 120.0
 
 
-def confirmed(finding: Finding, runner: Runner) -> Finding:
-    """The finding with its case reduced to tensors and run again."""
-    case, failure = _reduce(finding, runner)
+def confirmed(finding: Finding, runner: Runner, seconds: float = REDUCE_SECONDS) -> Finding:
+    """The finding with its case reduced to tensors, for so long at most, and run again."""
+    case, failure = _reduce(finding, runner, seconds)
     failures = [_failure_of(finding, runner, case) for _ in range(REPETITIONS)]
     same = sum(f is not None and f.digest == failure.digest for f in failures)
     return replace(finding, case=case, failure=failure, reproduces=(same, REPETITIONS))
@@ -61,7 +61,7 @@ def _failure_of(finding: Finding, runner: Runner, case: FuzzCase) -> Failure | N
     return failure if failure is not None and finding.group.holds(failure) else None
 
 
-def _reduce(finding: Finding, runner: Runner) -> tuple[FuzzCase, Failure]:
+def _reduce(finding: Finding, runner: Runner, seconds: float) -> tuple[FuzzCase, Failure]:
     best: list[tuple[FuzzCase, Failure]] = [(finding.case, finding.failure)]
     alone = replace(finding.case, checks=(finding.group.check,))
     if finding.group.check in finding.case.checks and (failure := _failure_of(finding, runner, alone)):
@@ -78,5 +78,5 @@ def _reduce(finding: Finding, runner: Runner) -> tuple[FuzzCase, Failure]:
     problem = finding.case.build()
     if any(name.startswith("backward") for name in finding.case.checks):
         problem = runner.gradient(finding.case)
-    reduced(problem, fails, runner.subject.capabilities, REDUCE_SECONDS)
+    reduced(problem, fails, runner.subject.capabilities, seconds)
     return best[-1]

@@ -27,7 +27,7 @@ from flashcheck.inputs.strategies import specs
 from flashcheck.kernel import Capabilities
 
 SHRINK_SECONDS = 30.0
-"""For each new group, after it was found; also past the end of the campaign's time."""
+"""For each new group, after it was found; past the end of the shard's time too, but not of ``finish``."""
 
 LARGEST_TARGET = 1e6
 
@@ -40,7 +40,7 @@ class Shard:
         number: names it; seed: of Hypothesis' draws.
         focus: the part of the declaration that its problems are drawn from.
         cases: how many it draws at most; shrinking comes on top.
-        seconds: it ends earlier when they are over.
+        seconds: it ends earlier when they are over; finish: nothing is shrunk or reduced past these.
         known: groups that are found already: their failures are counted and go by.
         examples: folder of Hypothesis' database, or None.
     """
@@ -50,6 +50,7 @@ class Shard:
     focus: Focus
     cases: int
     seconds: float = math.inf
+    finish: float = math.inf
     known: tuple[Group, ...] = ()
     examples: str | None = None
 
@@ -102,6 +103,7 @@ class _Hunt:
     emit: Callable[[CaseEvent], None]
     stopped: Callable[[], bool]
     deadline: float
+    finish: float
     found: dict[str, Found] = field(default_factory=dict)
     types: dict[str, type[CaseFailedError]] = field(default_factory=dict)
     reports: dict[FuzzCase, tuple[CaseReport, Group | None]] = field(default_factory=dict)
@@ -119,7 +121,8 @@ class _Hunt:
 
     def _judge(self, case: FuzzCase) -> tuple[CaseReport, Group | None]:
         now = time.monotonic()
-        if self.stopped() or now > (max(self.shrink_until, self.deadline) if self.found else self.deadline):
+        until = max(self.shrink_until, self.deadline) if self.found else self.deadline
+        if self.stopped() or now > min(until, self.finish):
             raise _Stop
         if not self.found and self.index >= self.shard.cases:
             raise _Stop
@@ -167,14 +170,15 @@ def hunt(
 ) -> list[Found]:
     """Runs a shard; the new groups that it found, each with its smallest case."""
     subject = runner.subject
-    state = _Hunt(shard, runner, emit, stopped, time.monotonic() + shard.seconds)
+    now = time.monotonic()
+    state = _Hunt(shard, runner, emit, stopped, now + shard.seconds, now + shard.finish)
     if shard.examples is not None:
         database = DirectoryBasedExampleDatabase(Path(shard.examples))
 
-    @seed(shard.seed)
-    @settings(
+    @settings(  # outside of seed, which takes the database away from settings that it finds
         max_examples=shard.cases,
         database=database,
+        derandomize=False,  # where CI is set Hypothesis would ignore the seed and the database
         deadline=None,
         verbosity=Verbosity.quiet,
         phases=(Phase.reuse, Phase.generate, Phase.target, Phase.shrink),
@@ -182,6 +186,7 @@ def hunt(
         report_multiple_bugs=True,
         print_blob=False,
     )
+    @seed(shard.seed)
     @given(case=cases(subject.capabilities, shard, subject.has_backward))
     def attention_case(case: FuzzCase) -> None:
         state.run(case)

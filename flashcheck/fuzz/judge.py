@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flashcheck.checks import CHECKS, Judged, JudgeError, Record
-from flashcheck.checks.diagnose import MOST_GUESSES, fault_classes, filled_rows
+from flashcheck.checks.diagnose import MOST_GUESSES, allowed_classes, fault_classes, filled_rows
 from flashcheck.checks.rms import RmsTally
 from flashcheck.fuzz.against import compared
 from flashcheck.fuzz.case import FuzzCase
@@ -22,6 +22,9 @@ from flashcheck.inputs.values import FAMILIES
 from flashcheck.kernel import Kernel
 from flashcheck.problem import Problem
 from flashcheck.reruns import ONCE
+
+ORDINARY = "normal"
+"""The family of values on which a fault shows best."""
 
 GROUP_CHECKS = tuple(n for n, c in CHECKS.items() if c.grouped)
 """Verdicts over many problems: one problem alone, found by a search, proves nothing about a mean."""
@@ -135,7 +138,7 @@ def _judge(judged: Judged, case: FuzzCase, known: Sequence[Group]) -> CaseReport
         # A wrong LSE alone leaves O to be judged.
         lse_only = record.where is not None and record.where.tensor == "LSE"
         forward_is_wrong |= not backward and not lse_only
-        found = _failure(judged, record)
+        found = _failure(judged, record, case)
         group = group_of(found, known)
         if group not in known:
             failure = found
@@ -148,9 +151,13 @@ def _judge(judged: Judged, case: FuzzCase, known: Sequence[Group]) -> CaseReport
     return CaseReport(failure, tuple(masked), margins, rms, labels)
 
 
-def _failure(judged: Judged, record: Record) -> Failure:
+def _failure(judged: Judged, record: Record, case: FuzzCase) -> Failure:
     where = record.where
-    faults = fault_classes(judged) if where is not None and record.check == "forward.bound" else {}
+    faults: dict[str, str] = {}
+    if where is not None and record.check == "forward.bound":
+        faults = fault_classes(judged)
+        if not faults and where.tensor == "O":
+            faults = _on_ordinary_values(judged, case)
     if record.check == "special.empty_rows":
         faults = filled_rows(judged)
     return Failure(
@@ -164,6 +171,22 @@ def _failure(judged: Judged, record: Record) -> Failure:
         margin=record.margin,
         digest=digest_of(judged) if judged.answers() else "",
     )
+
+
+def _on_ordinary_values(judged: Judged, case: FuzzCase) -> dict[str, str]:
+    """Classes proved on the same problem with ordinary values, where the output here allows them too.
+
+    Some values tell no fault from another: all subnormals are a few units apart. What O contradicts here
+    is not told, so that a second fault, of these values alone, stays a finding of its own.
+    """
+    if case.tensors is not None or case.spec.family == ORDINARY:
+        return {}
+    problem = replace(case.spec, family=ORDINARY).build()
+    ordinary = Judged(judged.kernel, problem, str(judged.device))
+    if not ordinary.answers() or not ordinary.measured["O"].over:
+        return {}
+    proved = fault_classes(ordinary)
+    return {kind: proved[kind] for kind in allowed_classes(judged, proved)}
 
 
 def _numbers(judged: Judged, case: FuzzCase) -> tuple[dict[str, float], dict[str, float]]:

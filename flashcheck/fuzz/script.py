@@ -10,6 +10,7 @@ import math
 import re
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -204,7 +205,7 @@ def _elements(judged: Judged, failure: Failure) -> Elements | None:
     if not len(order):
         return None
     values, source = _exact_values(judged, tensor, interval)
-    indices = [tuple(int(i) for i in torch.unravel_index(flat, margin.shape)) for flat in order]
+    indices = [tuple(int(i) for i in np.unravel_index(int(flat), margin.shape)) for flat in order]
 
     def pick(x: Tensor) -> list[float]:
         return [float(x[index]) for index in indices]

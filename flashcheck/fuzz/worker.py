@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from flashcheck.fuzz.confirm import confirmed, with_script
+from flashcheck.fuzz.confirm import REDUCE_SECONDS, confirmed, with_script
 from flashcheck.fuzz.files import Lines
 from flashcheck.fuzz.hunter import CaseEvent, Found, hunt
 from flashcheck.fuzz.runner import KernelLoadError, Runner
@@ -65,9 +66,11 @@ def _serve(task: WorkerTask, runner: Runner, pipe: Connection) -> None:
             lines.append(line)  # before it is told: what the campaign counts is on disk
             pipe.send(("case", line))
 
+        until = time.monotonic() + shard.finish
         found = hunt(shard, runner, emit, lambda: _told_to_stop(pipe))
-        for one in found:
-            finding = store_finding(task, runner, one)
+        for place, one in enumerate(found):
+            share = (until - time.monotonic()) / (len(found) - place)
+            finding = store_finding(task, runner, one, min(REDUCE_SECONDS, max(0.0, share)))
             pipe.send(("found", finding.id))
         pipe.send(("done", shard.number))
 
@@ -85,8 +88,8 @@ def _told_to_stop(pipe: Connection) -> bool:
     return pipe.poll()
 
 
-def store_finding(task: WorkerTask, runner: Runner, found: Found) -> Finding:
-    """Reduces, confirms and stores one new group."""
+def store_finding(task: WorkerTask, runner: Runner, found: Found, seconds: float) -> Finding:
+    """Reduces (for so long at most), confirms and stores one new group."""
     first = Finding(
         kernel=task.kernel,
         device=task.device,
@@ -99,7 +102,7 @@ def store_finding(task: WorkerTask, runner: Runner, found: Found) -> Finding:
         after_seconds=round(found.at - task.started, 1),
     )
     task.store.add(first)  # at once: reducing takes seconds, and this process may be killed
-    better = confirmed(first, runner)
+    better = confirmed(first, runner, seconds)
     better = with_script(better, runner, task.store.folder / "findings")
     return task.store.add(replace(better, cases=0))  # its cases are counted already
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from dataclasses import replace
 from functools import partial
 
 from flashcheck.kernel import ForwardResult
@@ -22,6 +23,14 @@ def two_bugs(problem: Problem) -> ForwardResult:
     if problem.causal is not None:
         return attend(problem, shift=1)
     return attend(problem, lse_factor=1.4426950408889634)
+
+
+def two_bugs_at_once(problem: Problem) -> ForwardResult:
+    """Off by one under causality; and wherever values are subnormal, O is four times too large."""
+    result = attend(problem, shift=1) if problem.causal is not None else attend(problem)
+    if float(problem.v.abs().max()) > 1e-30:
+        return result
+    return replace(result, out=result.out * 4)
 
 
 def _deadly(problem: Problem) -> bool:
@@ -47,6 +56,7 @@ def hangs(problem: Problem) -> ForwardResult:
 
 
 two = kernel(two_bugs, **SMALL)
+two_at_once = kernel(two_bugs_at_once, **SMALL)
 segfault = kernel(segfaults, **SMALL)
 exit_ = kernel(exits, **SMALL)
 hang = kernel(hangs, **SMALL)

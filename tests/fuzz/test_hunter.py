@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import settings
+from hypothesis.database import InMemoryExampleDatabase
 
 from flashcheck.fuzz.case import FuzzCase
-from flashcheck.fuzz.groups import Group
+from flashcheck.fuzz.groups import Group, group_of
 from flashcheck.fuzz.hunter import CaseEvent, Found, Shard, features_of, hunt
 from flashcheck.fuzz.reduce import as_case, reduced
 from flashcheck.fuzz.signature import Focus
@@ -47,6 +52,34 @@ def test_bugs_are_told_apart_shrunk_and_once_known_go_by(in_process: Make) -> No
     assert {name for e in events for name in e.report.masked} == {g.id for g in known}
 
 
+def test_values_that_hide_the_fault_are_one_group_with_those_that_show_it(in_process: Make) -> None:
+    """Subnormals: a few units apart, no experiment tells faults from another. A second fault stays apart."""
+    checks = ("forward.bound",)
+    spec = ProblemSpec(
+        dtype="bf16", num_heads=1, num_kv_heads=1, num_queries=129, num_keys=16, head_dim=16, value_dim=8,
+        causal="top_left", family="subnormals", seed=1,
+    )  # fmt: skip
+    shown = in_process(subjects.two).judge(FuzzCase(replace(spec, family="normal"), checks)).failure
+    hidden = in_process(subjects.two).judge(FuzzCase(spec, checks)).failure
+    assert shown is not None
+    assert hidden is not None
+    assert hidden.faults == ("causal",)
+    assert group_of(shown, ()).holds(hidden)
+    both = in_process(subjects.two_at_once).judge(FuzzCase(spec, checks)).failure
+    assert both is not None
+    assert both.message.startswith("O is outside")
+    assert not group_of(shown, ()).holds(both)
+
+
+def test_nothing_is_shrunk_past_the_finish(in_process: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = in_process(subjects.wrong_scale)
+    clock = SimpleNamespace(monotonic=lambda: float(runner.calls), time=time.time)  # a case is a second
+    monkeypatch.setattr("flashcheck.fuzz.hunter.time", clock)
+    found, _ = _hunt(runner, seconds=2.0, finish=5.0)
+    assert found
+    assert runner.calls == 6
+
+
 def test_an_honest_kernel_leaves_nothing(in_process: Make, tmp_path: Path) -> None:
     found, events = _hunt(in_process(subjects.honest), examples=str(tmp_path))
     assert found == []
@@ -69,6 +102,20 @@ def test_a_shard_is_a_function_of_its_seed(in_process: Make) -> None:
     runs = [[e.case for e in _hunt(in_process(subjects.honest), cases=12, seed=s)[1]] for s in (5, 5, 6)]
     assert runs[0] == runs[1]
     assert runs[0] != runs[2]
+
+
+def test_ci_changes_nothing(in_process: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hypothesis takes other defaults where CI is set: every run the same cases, and no database."""
+    monkeypatch.setattr(
+        "flashcheck.fuzz.hunter.settings",
+        lambda **given: settings(settings.get_profile("ci"), **given),
+    )
+    one, other = ([e.case for e in _hunt(in_process(subjects.honest), cases=4, seed=n)[1]] for n in (5, 6))
+    assert one != other
+    saved = InMemoryExampleDatabase()
+    runner = in_process(subjects.wrong_scale)
+    hunt(Shard(0, 1, Focus("bf16"), 10), runner, lambda _: None, lambda: runner.calls >= 10, saved)
+    assert saved.data
 
 
 def test_it_stops_when_told(in_process: Make) -> None:
