@@ -179,6 +179,10 @@ def pair_errors(
         own = score.own * ORACLE_SHARE
         ds, ds_error = _through_softcap(problem, forward, ds_plain, plain_error, own, machine, mask)
     overflow_p, overflow_ds, overflow_delta = _overflow(score, forward, shift, magnitude, delta_size)
+    if worst > LARGEST_LINEAR:  # P, or dS, may pass fp32's largest number by the errors of its exponent
+        overflow_p = _either(overflow_p, forward.visible & ~(p + p_error < _NEAR_MAX))
+        past = forward.visible & ~(ds_plain.abs() + plain_error < _NEAR_MAX)
+        overflow_ds = _either(_either(overflow_ds, past), overflow_p)
     grad_format = arithmetic.grad_score_format or arithmetic.probability_format
     ds_rounding = _rounding(ds.abs().add_(ds_error), grad_format, 1.0)  # [B5]
     return PairErrors(
@@ -200,6 +204,13 @@ def pair_errors(
         overflow_ds,
         overflow_delta,
     )
+
+
+def _either(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Pairs of either; None: none."""
+    if other is None or not bool(other.any()):
+        return one
+    return other if one is None else one | other
 
 
 def _floored(error: Tensor, floor: float, mask: Tensor | None) -> Tensor:

@@ -192,3 +192,27 @@ def test_an_output_gradient_wider_than_the_inputs_keeps_its_own_exponents(spec):
     """Found by the adversary: a bf16 dO was aligned as if it were e4m3."""
     worst = margins_of(load("emulator.hopper.flash.e4m3"), spec)
     assert max(worst.values()) <= 1, worst
+
+
+def test_probabilities_that_may_overflow_by_their_exponents_error_may_be_nan():
+    """Found by the adversary: fp8 logits of 10^8 err by thousands, exp overflows, inf times 0 is NaN."""
+    spec = ProblemSpec(
+        dtype="e5m2",
+        num_heads=8,
+        num_kv_heads=2,
+        num_queries=7,
+        num_keys=16,
+        head_dim=96,
+        value_dim=64,
+        causal="top_left",
+        window=(None, 2),
+        mask="holes",
+        bias="k",
+        sink=True,
+        segments=((2, 8), (0, 0), (5, 8)),
+        family="extreme_logits",
+        gradient="one_row",
+        seed=1,
+    )
+    worst = margins_of(load("emulator.hopper.flash.e5m2"), spec)
+    assert max(worst.values()) <= 1, worst
