@@ -243,16 +243,26 @@ class Accumulator:
         """Relative error of storing the running sum once."""
         return 2.0**-self.precision if self.rounding == "nearest" else 2.0 ** (1 - self.precision)
 
-    def gamma(self, terms: int) -> float:
+    def gamma(self, terms: int, tile: int | None = None, runs: int = 1) -> float:
         """gamma with |computed - sum a_k b_k| <= gamma * sum |a_k b_k|, for any order of the terms.
 
         Rounding to nearest, any order: n u (Jeannerod & Rump 2013; Lange & Rump 2017). Block units:
         every step loses at most (K + 1) 2^-F by alignment and one storing error (THEORY.md 2.3).
+
+        Args:
+            terms: products in all.
+            tile: products after which a new step begins, full or not; None: after all.
+            runs: equal parts of the terms, such as the heads of a group, each cut into tiles of its own.
         """
         if terms <= 0:
             return 0.0
         steps = -(-terms // self.block)
-        return steps * (self.alignment + self.step_error) * (1 + 2.0**-20)
+        most = steps * (self.alignment + self.step_error)
+        if self.fraction_bits is not None and tile is not None:
+            full, rest = divmod(terms // runs, tile)
+            steps = runs * (full * -(-tile // self.block) + -(-rest // self.block))
+            most = max(most, (terms + steps) * 2.0**-self.fraction_bits + steps * self.step_error)
+        return most * (1 + 2.0**-20)
 
     @property
     def alignment(self) -> float:

@@ -20,6 +20,7 @@ from flashcheck.bounds.interval import Interval, rounded_interval
 from flashcheck.bounds.numbers import UNIT, exp_clipped, expm1_clipped, is_power_of_two
 from flashcheck.bounds.pairs import PairErrors
 from flashcheck.bounds.products import weighted, weighted_above
+from flashcheck.bounds.tiling import SMALLEST_TILE
 from flashcheck.bounds.weights import WeightErrors, tile_weights
 from flashcheck.formats import Format, round_nearest
 from flashcheck.oracle.quantities import BackwardQuantities
@@ -78,7 +79,7 @@ def forward_interval(
         1 - (1 - machine.division_error) / ((1 + more) * (1 + sums)),
     )  # [C3]
     unit = machine.accumulator(arithmetic.product_format or fmt)
-    gamma = unit.gamma(num_keys) + weights.rescales * UNIT
+    gamma = unit.gamma(num_keys, arithmetic.block_keys or SMALLEST_TILE) + weights.rescales * UNIT
     centre = weighted(rows.problem, numerator, rows.values)
     shares = numerator + slack if unit.alignment else numerator
     charged = slack.mul_(1 + gamma).add_(numerator, alpha=gamma)

@@ -23,6 +23,7 @@ from flashcheck.bounds.result import ForwardBound, TensorBound
 from flashcheck.bounds.rows import SoftmaxRows, softmax_rows
 from flashcheck.bounds.scores import ScoreError, score_error
 from flashcheck.bounds.spread import Deviations
+from flashcheck.bounds.tiling import SMALLEST_TILE
 from flashcheck.bounds.weights import (
     ProbabilityRounding,
     WeightErrors,
@@ -126,7 +127,7 @@ def _out_error(
     sums = machine.vector.gamma(num_keys) + rescaling  # [O1]
     if not is_power_of_two(arithmetic.probability_scale):
         sums += UNIT
-    gamma = unit.gamma(num_keys) + rescaling  # [O2]
+    gamma = unit.gamma(num_keys, arithmetic.block_keys or SMALLEST_TILE) + rescaling  # [O2]
     charged = probability.largest * gamma
     if probability.error is not None:
         rounded_sum = arithmetic.row_sum == "rounded"

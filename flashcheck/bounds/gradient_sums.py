@@ -129,7 +129,9 @@ class GradientSum:
             size: |operand| (B, H, Nq, Nk): |dS| or P; slack: what the computed operand may differ by.
         """
         a, factor = self.arithmetic, abs(self.factor)
-        gamma = self.unit.gamma(self.terms)
+        block = self.arithmetic.block_keys if self.over_keys else self.arithmetic.block_queries
+        runs = 1 if self.over_keys else self.problem.group
+        gamma = self.unit.gamma(self.terms, block or SMALLEST_TILE, runs)
         on_both = gamma  # relative to |operand| + slack
         if a.scale_placement == "operands" and self.name != "dv":
             on_both += 3 * UNIT  # the products take q and k times sqrt(scale), rounded

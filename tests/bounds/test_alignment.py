@@ -60,6 +60,32 @@ def test_small_addends_are_lost_beside_a_subnormal_number(unit, fmt, transposed)
     assert known < abs(float(got) - exact) <= known + float(extra)
 
 
+@pytest.mark.parametrize("tile", [1, 3, 16, 33])
+@pytest.mark.parametrize("unit", [HOPPER_FP8, HOPPER_16BIT], ids=["fp8", "16 bits"])
+def test_every_tile_begins_a_step(unit, tile):
+    """Tiles that end amid a step need more steps than a sum without tiles: each can lose an addend under the
+    last bit of the sum."""
+    fmt = E4M3 if unit is HOPPER_FP8 else BF16
+    a = torch.full((1, 99), 2.0 ** (7 - unit.precision) * (2 - 2 * fmt.unit_roundoff) / 2**-4)
+    b = torch.full((99, 1), 2.0**-4)
+    a[0, 0], b[0, 0] = 1.0, 2.0**7
+    assert torch.equal(a.double(), round_nearest(a.double(), fmt))
+    got = torch.zeros(1, 1)
+    for first in range(0, 99, tile):
+        keys = slice(first, first + tile)
+        got = multiply_add(a[:, keys], b[keys], got, unit, fmt)
+    exact = float(a.double() @ b.double())
+    share = abs(float(got) - exact) / exact
+    assert share <= unit.gamma(99, tile)
+    if tile == 1 and unit is HOPPER_16BIT:
+        assert share > unit.gamma(99)
+
+
+def test_full_tiles_cost_no_more():
+    assert HOPPER_FP8.gamma(640, 64) == HOPPER_FP8.gamma(640)
+    assert HOPPER_FP8.gamma(64, 8, 8) > HOPPER_FP8.gamma(64)
+
+
 KINDS = {
     "tiny gradients": {"gradient": 2.0**-10},
     "huge gradients": {"gradient": 2.0**12},
