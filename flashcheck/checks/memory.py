@@ -34,7 +34,8 @@ class _Poison(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         if func in _FRESH and isinstance(out, Tensor) and out.dtype.is_floating_point and out.numel():
             value = min(self.value, torch.finfo(out.dtype).max)
-            out.fill_(value)
+            # A copy of an expanded tensor is allocated with strides of 0, which may not be written twice.
+            out[tuple(slice(0, 1) if step == 0 else slice(None) for step in out.stride())].fill_(value)
             self.filled += 1
         return out
 

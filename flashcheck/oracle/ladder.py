@@ -112,7 +112,7 @@ def forward_rows(problem: Problem, allowed: AllowedForward, rows: Tensor) -> Ser
     error = own_error.forward_error(problem, low, FP64, rows)
     judged = finite_rows(problem, operands(problem, rows))
     served = ServedForward(
-        quantities=low,
+        quantities=_writable(low),
         out_error=torch.where(judged.unsqueeze(-1), error.out, torch.inf),
         lse_error=torch.where(judged, error.lse, torch.inf),
         rung=torch.zeros(judged.shape, dtype=torch.int8),
@@ -182,6 +182,12 @@ def missing_bits(*pairs: tuple[Tensor, Tensor]) -> int:
     if worst <= 1.0:
         return 0
     return MAX_BITS if math.isinf(worst) else math.ceil(math.log2(worst)) + 4
+
+
+def _writable(low: ForwardQuantities) -> ForwardQuantities:
+    """A copy of every tensor: some are expanded, or are one another where a problem is small."""
+    copies = {field.name: getattr(low, field.name).clone() for field in fields(ForwardQuantities)}
+    return ForwardQuantities(**{k: v.contiguous() for k, v in copies.items()})
 
 
 def _serve(

@@ -12,10 +12,12 @@ from torch import Tensor
 from flashcheck.arithmetic import Accumulator, Arithmetic, Machine, flash
 from flashcheck.bounds.interval import Interval, rounded_interval
 from flashcheck.bounds.result import ForwardBound, TensorBound
-from flashcheck.checks import CHECKS, Judged, Status, reference
+from flashcheck.checks import CHECKS, Judged, Status, check_named, reference
 from flashcheck.checks.reference import forward_reference, hinges
 from flashcheck.formats import FP32
+from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.kernel import Capabilities, ForwardResult, Kernel
+from flashcheck.loading import load
 from flashcheck.oracle import exact, fp64
 from flashcheck.problem import Problem
 from tests.oracle.problems import random_problem
@@ -162,3 +164,23 @@ def test_judging_counts_every_row_once(seed: int) -> None:
 def named(quantities: object) -> Iterator[tuple[str, Tensor]]:
     for name in type(quantities).__slots__:  # type: ignore[attr-defined]
         yield name, getattr(quantities, name)
+
+
+def test_rows_of_a_problem_of_one_pair_can_climb() -> None:
+    """Its tensors are expanded views of one another, which may not be written as they are."""
+    spec = ProblemSpec(
+        num_heads=2,
+        num_queries=1,
+        num_keys=1,
+        head_dim=64,
+        value_dim=512,
+        scale=-0.125,
+        mask="first_key",
+        softcap=1.0,
+        sink="high",
+        family="constant_v",
+        gradient="parallel",
+        seed=1652222477,
+    )
+    judged = Judged(load("emulator.hopper.flash.fp32"), spec.build())
+    assert not check_named("forward.bound").on(judged).failed
