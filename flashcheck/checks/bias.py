@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+
 from flashcheck.checks.judged import Judged
 from flashcheck.checks.measure import Measured
 from flashcheck.checks.record import Record, Status
@@ -45,7 +47,8 @@ class BiasTally:
         sum_s, sum_n = float(s.sum()), float(n.sum())
         if not math.isfinite(sum_s):
             return
-        self.rows += int((n > 0).sum())
+        # Rows whose errors agree in every bit (keys or queries that are copies) are one observation.
+        self.rows += torch.unique(s[n > 0]).numel()
         self.signed += sum_s
         self.elements += sum_n
         self.row_squares = _plus(
