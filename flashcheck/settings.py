@@ -20,7 +20,7 @@ class Settings:
     """
 
     kernels: tuple[str, ...] = ()
-    level: str = "standard"
+    level: str = "quick"
 
 
 def read_settings(folder: Path) -> Settings:

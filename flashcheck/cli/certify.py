@@ -20,7 +20,9 @@ def certify(
             "default: kernels in [tool.flashcheck] of ./pyproject.toml.",
         ),
     ] = None,
-    level: Annotated[str | None, typer.Option(help="quick or standard.", rich_help_panel=PLAN)] = None,
+    level: Annotated[
+        str | None, typer.Option(help="quick (default), standard or thorough.", rich_help_panel=PLAN)
+    ] = None,
     dtype: Annotated[
         list[str] | None, typer.Option(help="Only this dtype; repeat for more.", rich_help_panel=PLAN)
     ] = None,
