@@ -67,7 +67,7 @@ def test_certified(certify: Certify) -> None:
     lines = done.stdout.rstrip().splitlines()
     assert lines[-3].startswith("CERTIFIED")
     assert lines[-2].endswith("certificate.json")
-    assert lines[-1].endswith(f"flashcheck certify {SUBJECTS}:honest --level quick")
+    assert lines[-1].endswith(f"flashcheck certify {SUBJECTS}:honest")
     assert "worst margin" in done.stdout
     assert "median bound / |error|" in done.stdout
     assert certificate.verdict == "certified"

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import warnings
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -84,9 +85,10 @@ def _run(
     if words[0] == "pytest":
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
-            result = pytester.runpytest_inprocess(
-                "-p", "flashcheck.pytest_plugin", "-W", "ignore", f"--rootdir={folder}", *words[1:]
-            )
+            # Where the package is installed its entry point loads the plugin; naming it again is an error.
+            installed = any(e.value == "flashcheck.pytest_plugin" for e in entry_points(group="pytest11"))
+            plugin = () if installed else ("-p", "flashcheck.pytest_plugin")
+            result = pytester.runpytest_inprocess(*plugin, "-W", "ignore", f"--rootdir={folder}", *words[1:])
         return int(result.ret), result.stdout.str()
     done = subprocess.run(line, shell=True, cwd=folder, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
