@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 
+from flashcheck.adapters.grouped_heads import expanded_heads
 from flashcheck.adapters.sdpa_masks import additive_mask
 from flashcheck.arithmetic import Arithmetic, flash
 from flashcheck.kernel import Capabilities, ForwardResult, Kernel
@@ -55,7 +56,7 @@ def eager_arithmetic(problem: Problem) -> Arithmetic:
 
 def _forward(problem: Problem) -> ForwardResult:
     p = problem
-    k, v = (x.repeat_interleave(p.group, dim=1) if p.group != 1 else x for x in (p.k, p.v))
+    k, v = expanded_heads(p)
     scores = torch.matmul(p.q, k.transpose(2, 3)) * p.effective_scale
     mask = additive_mask(p, fold_causal=True)
     if mask is not None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, flash
 from flashcheck.kernel import Capabilities, ForwardResult, Kernel
@@ -33,44 +32,30 @@ def follows_flash_attn(parameters: Mapping[str, object]) -> bool:
     return "softmax_scale" in parameters and "causal" in parameters
 
 
-def from_flash_attn_like(
-    function: Callable[..., Any],
-    name: str,
-    *,
-    dtypes: tuple[str, ...] = ("fp16", "bf16"),
-    devices: tuple[str, ...] = ("cpu", "cuda"),
-    head_dim: tuple[int, int] = (8, 256),
-    head_dim_multiple: int = 8,
-    source: str = "",
-) -> Kernel:
-    """A Kernel, forward and (through autograd) backward, from a callable of flash-attn's convention."""
+def from_flash_attn_like(function: Callable[..., Any], name: str, *, source: str = "") -> Kernel:
+    """A Kernel, forward alone, from a callable of flash-attn's convention."""
     parameters = inspect.signature(function).parameters
-    returns_lse = "return_attn_probs" in parameters or "return_lse" in parameters
+    lse_key = next((key for key in ("return_lse", "return_attn_probs") if key in parameters), None)
     capabilities = Capabilities(
-        dtypes=dtypes,
+        dtypes=("fp16", "bf16"),
         options=tuple(option for key, option in _OPTION_OF.items() if key in parameters),
         causal=("bottom_right",),
-        head_dim=head_dim,
-        head_dim_multiple=head_dim_multiple,
+        head_dim=(8, 256),
+        head_dim_multiple=8,
         gqa=True,
-        lse=returns_lse,
+        lse=lse_key is not None,
         empty_rows=False,  # flash-attn gives such rows an LSE of +inf
         any_strides=False,
         isolates_nonfinite=False,
         deterministic=False,
-        devices=devices,
     )
-    lse_key = "return_lse" if "return_lse" in parameters else "return_attn_probs"
-
-    def call(problem: Problem, q: Tensor, k: Tensor, v: Tensor, want_lse: bool) -> Any:
-        keywords = _keywords(problem, parameters)
-        if want_lse:
-            keywords[lse_key] = True
-        return function(*(x.transpose(1, 2) for x in (q, k, v)), **keywords)
 
     def forward(problem: Problem) -> ForwardResult:
+        keywords = _keywords(problem, parameters)
+        if lse_key is not None:
+            keywords[lse_key] = True
         with torch.no_grad():
-            result = call(problem, problem.q, problem.k, problem.v, returns_lse)
+            result = function(*(x.transpose(1, 2) for x in (problem.q, problem.k, problem.v)), **keywords)
         out, lse = (result[0], result[1]) if isinstance(result, tuple) else (result, None)
         return ForwardResult(out.transpose(1, 2), lse)
 

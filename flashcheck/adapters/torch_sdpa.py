@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from flashcheck.adapters.grouped_heads import expanded_heads, summed_group
 from flashcheck.adapters.sdpa_masks import additive_mask
 from flashcheck.arithmetic import IEEE, Arithmetic, eager_fp32, flash
 from flashcheck.errors import ArgumentError
@@ -142,8 +143,7 @@ def _flash_forward(problem: Problem) -> ForwardResult:
         return ForwardResult(problem.q.new_zeros(shape), problem.q.new_zeros(shape[:3], dtype=torch.float32))
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         problem.q,
-        _expand_heads(problem.k, problem.group),
-        _expand_heads(problem.v, problem.group),
+        *expanded_heads(problem),
         0.0,
         problem.causal is not None,
         attn_mask=additive_mask(problem, fold_causal=False),
@@ -165,8 +165,7 @@ def _flash_backward(problem: Problem, out: Tensor, lse: Tensor) -> Mapping[str, 
     dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         problem.dout,
         problem.q,
-        _expand_heads(problem.k, problem.group),
-        _expand_heads(problem.v, problem.group),
+        *expanded_heads(problem),
         out,
         lse,
         0.0,
@@ -174,7 +173,7 @@ def _flash_backward(problem: Problem, out: Tensor, lse: Tensor) -> Mapping[str, 
         attn_mask=additive_mask(problem, fold_causal=False),
         scale=_scale(problem),
     )
-    return {"dq": dq, "dk": _sum_group(dk, problem.group), "dv": _sum_group(dv, problem.group)}
+    return {"dq": dq, "dk": summed_group(dk, problem.group), "dv": summed_group(dv, problem.group)}
 
 
 def _check_flash(problem: Problem) -> None:
@@ -189,19 +188,6 @@ def _check_flash(problem: Problem) -> None:
             raise ArgumentError(
                 f"{name}.stride(3)", x.stride(3), "1 (the operator does not read this stride)"
             )
-
-
-def _expand_heads(x: Tensor, group: int) -> Tensor:
-    """Keys or values repeated for every query head of a group, as ``enable_gqa=True`` does."""
-    return x if group == 1 else x.repeat_interleave(group, dim=1)
-
-
-def _sum_group(gradient: Tensor, group: int) -> Tensor:
-    """Gradients summed over the query heads of a group: autograd's rule for ``_expand_heads``."""
-    if group == 1:
-        return gradient
-    batch, heads, length, dim = gradient.shape
-    return gradient.reshape(batch, heads // group, group, length, dim).sum(2)
 
 
 def _scale(problem: Problem) -> float | None:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashcheck.adapters.grouped_heads import expanded_heads, summed_group
 from flashcheck.arithmetic import Arithmetic, flash
 from flashcheck.kernel import Capabilities, ForwardResult, Kernel
 from flashcheck.problem import Problem
@@ -78,17 +79,17 @@ def _kernel(
     gradients: Gradients | None = None,
 ) -> Kernel:
     def forward(problem: Problem) -> ForwardResult:
-        out, lse = call(problem, *_expanded(problem))[:2]
+        out, lse = call(problem, *expanded_heads(problem))[:2]
         return ForwardResult(out, _rows(lse, problem))
 
     def backward(problem: Problem, out: Tensor, lse: Tensor) -> Mapping[str, Tensor]:
-        k, v = _expanded(problem)
+        k, v = expanded_heads(problem)
         raw = call(problem, k, v)
         # The back ends compute some strides of O instead of reading them: it must lie as they made it.
         assert gradients is not None
         stored = torch.empty_like(raw[0]).copy_(out)
         dq, dk, dv = gradients(problem, k, v, stored, lse, raw)[:3]
-        return {"dq": dq, "dk": _sum_group(dk, problem.group), "dv": _sum_group(dv, problem.group)}
+        return {"dq": dq, "dk": summed_group(dk, problem.group), "dv": summed_group(dv, problem.group)}
 
     return Kernel(
         name=f"torch.sdpa.cuda.{back_end}",
@@ -135,24 +136,6 @@ def _cudnn_call(p: Problem, k: Tensor, v: Tensor) -> tuple[Any, ...]:
     causal = p.causal is not None
     result: tuple[Any, ...] = op(p.q, k, v, None, True, 0.0, causal, False, scale=p.effective_scale)
     return result
-
-
-def _expanded(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Keys and values repeated for every query head of a group."""
-    if problem.group == 1:
-        return problem.k, problem.v
-    return (
-        problem.k.repeat_interleave(problem.group, dim=1),
-        problem.v.repeat_interleave(problem.group, dim=1),
-    )
-
-
-def _sum_group(gradient: Tensor, group: int) -> Tensor:
-    """Gradients summed over the query heads of a group, as autograd does for repeated heads."""
-    if group == 1:
-        return gradient
-    batch, heads, length, dim = gradient.shape
-    return gradient.reshape(batch, heads // group, group, length, dim).sum(2)
 
 
 def _rows(lse: Tensor, problem: Problem) -> Tensor:

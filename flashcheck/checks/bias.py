@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from flashcheck.checks import ratios
 from flashcheck.checks.judged import Judged
 from flashcheck.checks.measure import Measured
 from flashcheck.checks.record import Record, Status
@@ -36,8 +37,8 @@ class BiasTally:
     rows: int = 0
     elements: float = 0.0
     signed: float = 0.0
-    row_squares: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    problem_squares: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    row_squares: ratios.Squares = (0.0, 0.0, 0.0)
+    problem_squares: ratios.Squares = (0.0, 0.0, 0.0)
 
     def add(self, measured: Measured) -> None:
         """Adds one tensor of one problem; nothing where nothing is predictable."""
@@ -51,10 +52,8 @@ class BiasTally:
         self.rows += torch.unique(s[n > 0]).numel()
         self.signed += sum_s
         self.elements += sum_n
-        self.row_squares = _plus(
-            self.row_squares, (float(s.square().sum()), float((s * n).sum()), float(n.square().sum()))
-        )
-        self.problem_squares = _plus(self.problem_squares, (sum_s * sum_s, sum_s * sum_n, sum_n * sum_n))
+        self.row_squares = ratios.plus(self.row_squares, ratios.of_rows(s, n))
+        self.problem_squares = ratios.plus(self.problem_squares, ratios.of_problem(sum_s, sum_n))
 
     @property
     def mean(self) -> float:
@@ -64,11 +63,7 @@ class BiasTally:
     @property
     def standard_error(self) -> float:
         """Of B."""
-        if not self.elements:
-            return math.inf
-        b = self.mean
-        variances = [ss - 2 * b * sn + b * b * nn for ss, sn, nn in (self.row_squares, self.problem_squares)]
-        return math.sqrt(max(0.0, *variances)) / self.elements
+        return ratios.standard_error(self.signed, self.elements, self.row_squares, self.problem_squares)
 
     def verdict(self, tensor: str, problem: str = "") -> Record:
         """forward.bias or backward.bias on this group."""
@@ -85,10 +80,6 @@ class BiasTally:
             "something is truncated that should be rounded to nearest, or a constant or reciprocal is short",
         )
         return Record(name, Status.FAIL, line, evidence=evidence, problem=problem)
-
-
-def _plus(a: tuple[float, float, float], b: tuple[float, float, float]) -> tuple[float, float, float]:
-    return (a[0] + b[0], a[1] + b[1], a[2] + b[2])
 
 
 @check("forward.bias", faults="PZ", grouped=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from flashcheck.checks import ratios
 from flashcheck.checks.judged import Judged
 from flashcheck.checks.measure import Measured
 from flashcheck.checks.record import Record, Status
@@ -36,8 +37,8 @@ class RmsTally:
 
     rows: float = 0.0
     measured: float = 0.0
-    row_squares: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    problem_squares: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    row_squares: ratios.Squares = (0.0, 0.0, 0.0)
+    problem_squares: ratios.Squares = (0.0, 0.0, 0.0)
 
     def add(self, measured: Measured) -> None:
         """Adds one tensor of one problem; nothing where nothing is predictable."""
@@ -55,10 +56,8 @@ class RmsTally:
         sum_e, sum_p = float(e.sum()), float(p.sum())
         self.rows += sum_p
         self.measured += sum_e
-        self.row_squares = _plus(
-            self.row_squares, (float(e.square().sum()), float((e * p).sum()), float(p.square().sum()))
-        )
-        self.problem_squares = _plus(self.problem_squares, (sum_e * sum_e, sum_e * sum_p, sum_p * sum_p))
+        self.row_squares = ratios.plus(self.row_squares, ratios.of_rows(e, p))
+        self.problem_squares = ratios.plus(self.problem_squares, ratios.of_problem(sum_e, sum_p))
 
     @property
     def ratio(self) -> float | None:
@@ -68,14 +67,7 @@ class RmsTally:
     @property
     def standard_error(self) -> float:
         """Of R^2."""
-        if self.rows <= 0:
-            return math.inf
-        square = self.measured / self.rows
-        variances = [
-            ee - 2 * square * ep + square * square * pp
-            for ee, ep, pp in (self.row_squares, self.problem_squares)
-        ]
-        return math.sqrt(max(0.0, *variances)) / self.rows
+        return ratios.standard_error(self.measured, self.rows, self.row_squares, self.problem_squares)
 
     @property
     def judges(self) -> bool:
@@ -106,10 +98,6 @@ class RmsTally:
             "format, than the kernel declares",
         )
         return Record(name, Status.FAIL, line, evidence=evidence, problem=problem)
-
-
-def _plus(a: tuple[float, float, float], b: tuple[float, float, float]) -> tuple[float, float, float]:
-    return (a[0] + b[0], a[1] + b[1], a[2] + b[2])
 
 
 @check("forward.rms", faults="PZ", grouped=True)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from flashcheck import __version__
 from flashcheck.audit import AuditRow, audit
 from flashcheck.files import write_atomically
 from flashcheck.mutants import MUTANTS, mutant_named
 from flashcheck.report.audit_table import print_audit, print_rivals
+from flashcheck.report.counting import Counting
 from flashcheck.rivals import MatrixRow, rival_matrix
 
 
@@ -25,14 +26,16 @@ def run_audit(
     Raises UnknownNameError for a mutant that does not exist.
     """
     mutants = tuple(mutant_named(name) for name in names) or tuple(MUTANTS.values())
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
     matrix: list[MatrixRow] = []
-    with Progress(*columns, console=stderr, transient=True) as progress:
-        task = progress.add_task("mutants", total=len(mutants))
-        rows = audit(mutants, on_row=lambda _: progress.advance(task))
-        if rivals:
-            other = progress.add_task("rules of other suites", total=len(mutants) + 1)
-            matrix = rival_matrix(mutants, on_row=lambda _: progress.advance(other))
+    done = itertools.count(1)
+    with Counting(stderr, "mutants") as progress:
+        rows = audit(mutants, on_row=lambda row: progress(next(done), len(mutants), row.mutant))
+    if rivals:
+        done = itertools.count(1)
+        with Counting(stderr, "rules of other suites") as progress:
+            matrix = rival_matrix(
+                mutants, on_row=lambda row: progress(next(done), len(mutants) + 1, row.mutant)
+            )
     print_audit(stdout, rows)
     if rivals:
         print_rivals(stdout, rows, matrix)

@@ -86,7 +86,7 @@ def _certify_one(
             outcome = Outcome(plan, judge_faults=[f"probe: {line}" for line in probed.contradictions])
         else:
             outcome = certify_by_name(
-                name, kernel, plan, device=device, max_seconds=max_seconds, on_progress=progress
+                name, kernel, plan, device=device, max_seconds=max_seconds, on_progress=progress.event
             )
     command = _command(name, level, request)
     certificate = certificate_of(kernel, outcome, device, command, started, name, probed=probed.describe())

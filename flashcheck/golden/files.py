@@ -1,12 +1,10 @@
-"""The files of golden/: JSON, a small binary twin, one safetensors file, a manifest. Written atomically."""
+"""The files of golden/: JSON, a small binary twin, one safetensors file, a manifest."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -154,20 +152,6 @@ def to_safetensors(groups: Mapping[str, list[Data]]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text + b"".join(parts)
-
-
-def write(path: Path, content: bytes) -> None:
-    """Atomically: a reader sees the old file or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def group_path(folder: Path, name: str) -> Path:

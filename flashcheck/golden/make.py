@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from flashcheck.files import write_atomically
 from flashcheck.golden import files
 from flashcheck.golden.answer import answer
 from flashcheck.golden.entry import GROUPS, Entry
@@ -46,15 +47,15 @@ def make(folder: Path, on_problem: Callable[[int, int, str], None]) -> dict[str,
             made[name].append(make_record(entry))
             done += 1
             on_problem(done, total, entry.id)
-        files.write(part, json.dumps(made[name]).encode())
+        write_atomically(part, json.dumps(made[name]).encode())
     for name, problems in made.items():
         text = files.to_text(files.group_data(name, problems))
-        files.write(files.group_path(folder, name), text.encode())
-        files.write(folder / "vectors" / f"{name}.bin", files.to_binary(problems))
-    files.write(folder / files.SAFETENSORS, files.to_safetensors(made))
+        write_atomically(files.group_path(folder, name), text.encode())
+        write_atomically(folder / "vectors" / f"{name}.bin", files.to_binary(problems))
+    write_atomically(folder / files.SAFETENSORS, files.to_safetensors(made))
     counts = {name: len(problems) for name, problems in made.items()}
     facts = json.dumps(files.manifest(folder, counts), indent=1) + "\n"
-    files.write(folder / files.MANIFEST, facts.encode())
+    write_atomically(folder / files.MANIFEST, facts.encode())
     for part in _parts(folder):
         part.unlink()
     return counts

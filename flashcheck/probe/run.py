@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import os
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -16,6 +14,7 @@ from typing import Literal
 import torch
 from pydantic import ValidationError
 
+from flashcheck.files import write_atomically
 from flashcheck.probe.arguments import Arguments
 from flashcheck.probe.casts import TARGETS, measure_cast
 from flashcheck.probe.device import describe_device
@@ -131,13 +130,4 @@ def _digest(device: DeviceFinding, platform: str) -> str:
 
 def write_report(report: ProbeReport, path: Path) -> None:
     """Writes atomically: a reader sees the old file or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(report.model_dump_json(indent=1) + "\n")
-        os.chmod(temporary, 0o644)  # mkstemp makes it private
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_atomically(path, report.model_dump_json(indent=1) + "\n")

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flashcheck.audit import AuditRow
-from flashcheck.rivals import RULES, MatrixRow
+from flashcheck.rivals import MatrixRow, summarised
 
 
 def print_audit(console: Console, rows: list[AuditRow]) -> None:
@@ -38,23 +38,16 @@ def print_audit(console: Console, rows: list[AuditRow]) -> None:
 
 def print_rivals(console: Console, rows: list[AuditRow], matrix: list[MatrixRow]) -> None:
     """A line per rule: how many mutants it rejects, and whether it rejects the honest control."""
-    honest, mutants = matrix[0], matrix[1:]
-    total = len(mutants)
+    total = len(matrix) - 1
     table = Table(box=None, header_style="bold", pad_edge=False, title="the same faults under other rules")
     for heading in ("rule", "formula", "killed, its inputs", "killed, our inputs", "rejects the control"):
         table.add_column(heading)
-    for rule in RULES:
-        own, ours = (sum(rule.name in names for names in column) for column in _columns(mutants))
-        alarms = [w for w, names in (("its", honest.own), ("our", honest.ours)) if rule.name in names]
-        where = f"on {' and '.join(alarms)} inputs" if alarms else "no"
-        table.add_row(rule.name, rule.formula, f"{own} of {total}", f"{ours} of {total}", where)
+    for line in summarised(matrix):
+        kills = f"{line.own} of {total}", f"{line.ours} of {total}"
+        table.add_row(line.rule.name, line.rule.formula, *kills, line.rejects_control)
     killed, alarmed = sum(row.good for row in rows), any(row.false_alarms for row in rows)
     table.add_row("flashcheck", "proved bound", "-", f"{killed} of {total}", "yes" if alarmed else "no")
     console.print(table)
-
-
-def _columns(mutants: list[MatrixRow]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-    return [row.own for row in mutants], [row.ours for row in mutants]
 
 
 def _result(row: AuditRow) -> Text:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from flashcheck.report.progress import SECONDS_BETWEEN_LINES
+SECONDS_BETWEEN_LINES = 30.0
 
 
 class Counting:
-    """Context manager; call it with (done, total, what was done last)."""
+    """Context manager; call it with (done, total, what was done last). ``quiet``: it shows nothing."""
 
-    def __init__(self, console: Console, name: str) -> None:
-        self.console, self.name = console, name
+    def __init__(self, console: Console, name: str, quiet: bool = False) -> None:
+        self.console, self.name, self.quiet = console, name, quiet
         self.last = time.monotonic()
         self.bar: Progress | None = None
-        if console.is_terminal:
+        if console.is_terminal and not quiet:
             self.bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -29,7 +30,7 @@ class Counting:
                 transient=True,
             )
 
-    def __enter__(self) -> Counting:
+    def __enter__(self) -> Self:
         if self.bar is not None:
             self.bar.start()
         return self
@@ -45,6 +46,6 @@ class Counting:
             if not self.bar.tasks:
                 self.bar.add_task(self.name, total=total, note=note)
             self.bar.update(self.bar.tasks[0].id, completed=done, note=note)
-        elif time.monotonic() - self.last >= SECONDS_BETWEEN_LINES:
+        elif not self.quiet and time.monotonic() - self.last >= SECONDS_BETWEEN_LINES:
             self.last = time.monotonic()
             self.console.print(f"{self.name}: {done} of {total} problems ({note})", highlight=False)

@@ -4,7 +4,7 @@
 ``matrix``: mutants against rules. Nothing here judges a kernel under test.
 """
 
-from flashcheck.rivals.matrix import MatrixRow, rival_matrix
+from flashcheck.rivals.matrix import MatrixRow, rival_matrix, summarised
 from flashcheck.rivals.rules import RULES, Rule
 
-__all__ = ["RULES", "MatrixRow", "Rule", "rival_matrix"]
+__all__ = ["RULES", "MatrixRow", "Rule", "rival_matrix", "summarised"]

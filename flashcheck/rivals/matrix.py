@@ -32,6 +32,30 @@ class MatrixRow:
     ours: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class RuleSummary:
+    """What a rule did: mutants killed on its own and on our inputs, and on whose it rejects the control."""
+
+    rule: Rule
+    own: int
+    ours: int
+    rejects_control: str
+
+
+def summarised(matrix: list[MatrixRow]) -> list[RuleSummary]:
+    """A line per rule of a matrix whose first row is the control."""
+    honest, mutants = matrix[0], matrix[1:]
+    lines = []
+    for rule in RULES:
+        own = sum(rule.name in row.own for row in mutants)
+        ours = sum(rule.name in row.ours for row in mutants)
+        sides = [
+            side for side, names in (("its own", honest.own), ("our", honest.ours)) if rule.name in names
+        ]
+        lines.append(RuleSummary(rule, own, ours, f"on {' and '.join(sides)} inputs" if sides else "no"))
+    return lines
+
+
 def rival_matrix(
     mutants: Iterable[Mutant] | None = None,
     on_row: Callable[[MatrixRow], None] = lambda _: None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 import flashcheck.pytest_plugin.cases
 import tests.interface.subjects  # noqa: F401 - pytester forgets what a run imports; torch bears it once
 from flashcheck.report.certificate import Certificate, read
+from tests.plugin.loading import LOAD_PLUGIN
 
 ROOT = Path(__file__).parents[2]
 SUBJECTS = "tests.interface.subjects"
@@ -28,10 +28,8 @@ def test_attention(kernel, check):
 
 
 Run = Callable[..., tuple[int, str]]
-INSTALLED = any(e.value == "flashcheck.pytest_plugin" for e in entry_points(group="pytest11"))
-"""Where the package is installed its entry point loads the plugin, and naming it again is an error."""
 OPTIONS = (
-    *(() if INSTALLED else ("-p", "flashcheck.pytest_plugin")),
+    *LOAD_PLUGIN,
     "--flashcheck-level",
     "quick",
     "--flashcheck-max-cases",

@@ -13,7 +13,7 @@ from pathlib import Path
 from flashcheck.files import write_atomically
 from flashcheck.report.certificate import read
 from flashcheck.report.terminal import number
-from flashcheck.rivals import RULES
+from flashcheck.rivals import MatrixRow, summarised
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -55,19 +55,16 @@ def faults_table() -> str:
 def rivals_table() -> str:
     """The recorded audit: mutants killed by the acceptance rules of other suites, and by flashcheck."""
     audit = json.loads(AUDIT.read_text(encoding="utf-8"))
-    control, *mutants = audit["rivals"]
+    matrix = [MatrixRow(row["mutant"], tuple(row["own"]), tuple(row["ours"])) for row in audit["rivals"]]
+    killable = len(matrix) - 1
     lines = [
         "| rule | formula | killed, its own inputs | killed, our inputs | rejects the honest kernel |",
         "|---|---|--:|--:|---|",
     ]
-    for rule in RULES:
-        own, ours = (sum(rule.name in row[side] for row in mutants) for side in ("own", "ours"))
-        alarms = [word for word, side in (("its own", "own"), ("our", "ours")) if rule.name in control[side]]
-        alarm = f"on {' and '.join(alarms)} inputs" if alarms else "no"
-        formula = rule.formula.replace("|", "\\|")
-        lines.append(
-            f"| {rule.name} | {formula} | {own} of {len(mutants)} | {ours} of {len(mutants)} | {alarm} |"
-        )
+    for line in summarised(matrix):
+        formula = line.rule.formula.replace("|", "\\|")
+        kills = f"{line.own} of {killable} | {line.ours} of {killable}"
+        lines.append(f"| {line.rule.name} | {formula} | {kills} | {line.rejects_control} |")
     good, total = sum(row["good"] for row in audit["mutants"]), len(audit["mutants"])
     alarms = sum(bool(row["false_alarms"]) for row in audit["mutants"])
     lines.append(f"| **flashcheck** | proved bound | - | {good} of {total} | {alarms or 'no'} |")

@@ -7,10 +7,11 @@ import shlex
 import subprocess
 import sys
 import warnings
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+
+from tests.plugin.loading import LOAD_PLUGIN
 
 pytest_plugins = ["pytester"]
 TUTORIAL = Path(__file__).parents[2] / "flashcheck" / "report" / "TUTORIAL.md"
@@ -85,10 +86,9 @@ def _run(
     if words[0] == "pytest":
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
-            # Where the package is installed its entry point loads the plugin; naming it again is an error.
-            installed = any(e.value == "flashcheck.pytest_plugin" for e in entry_points(group="pytest11"))
-            plugin = () if installed else ("-p", "flashcheck.pytest_plugin")
-            result = pytester.runpytest_inprocess(*plugin, "-W", "ignore", f"--rootdir={folder}", *words[1:])
+            result = pytester.runpytest_inprocess(
+                *LOAD_PLUGIN, "-W", "ignore", f"--rootdir={folder}", *words[1:]
+            )
         return int(result.ret), result.stdout.str()
     done = subprocess.run(line, shell=True, cwd=folder, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
