@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 380, 270
-LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 42
+LEFT, RIGHT, TOP, BOTTOM = 52, 18, 10, 42  # right: half of the last label
 
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
