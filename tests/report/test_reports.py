@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from flashcheck.commands.report import run_report
@@ -187,7 +188,7 @@ def test_axes_place_what_is_off_the_scale_at_the_edges() -> None:
 def test_heat_map_colours() -> None:
     assert colour(0.0) == (255, 255, 255)
     assert colour(1.01) == colour(float("nan")) != colour(1.0)
-    image = pytest.importorskip("PIL.Image").open(io.BytesIO(png([[(1, 2, 3), (4, 5, 6)]])))
+    image = Image.open(io.BytesIO(png([[(1, 2, 3), (4, 5, 6)]])))
     assert list(image.tobytes()) == [1, 2, 3, 4, 5, 6]
 
 
