@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from flashcheck.bits import bytes_of
 from flashcheck.checks import CHECKS, Judged, JudgeError, Record
 from flashcheck.checks.diagnose import MOST_GUESSES, allowed_classes, fault_classes, filled_rows
 from flashcheck.checks.rms import RmsTally
@@ -216,7 +216,7 @@ def digest_of(judged: Judged) -> str:
     digest = hashlib.sha256()
     for x in tensors:
         if x is not None:
-            digest.update(bytes(x.contiguous().flatten().view(torch.uint8).tolist()))
+            digest.update(bytes_of(x))
     return digest.hexdigest()[:16]
 
 
