@@ -31,7 +31,7 @@ HANDFUL = (
     "key-scale-not-undone",
     "options-remembered-by-shape",
 )
-"""Of every file and of checks that compare runs; all by ``flashcheck audit --patches tests/kernels/patches``."""
+"""Of every file, and of checks that compare runs; ``flashcheck audit --patches`` runs all."""
 
 
 @pytest.mark.parametrize("patch", PATCHES.values(), ids=PATCHES)

@@ -77,8 +77,8 @@ def patches_text() -> str:
     rows, same = audit["patches"], [row for row in audit["equivalents"] if not row["difference"]]
     good, alarms = sum(row["good"] for row in rows), sum(bool(row["false_alarms"]) for row in rows)
     return (
-        f"{good} of {len(rows)} patches are rejected by the check that they are for, with {alarms} false alarms on "
-        f"the clean kernels; {len(same)} more are proved to change nothing, and change no bit."
+        f"{good} of {len(rows)} patches are rejected by the check that they are for, with {alarms} false "
+        f"alarms on the clean kernels; {len(same)} more are proved to change nothing, and change no bit."
     )
 
 
