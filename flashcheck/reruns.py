@@ -24,6 +24,7 @@ EVERY: dict[str, int] = {
     "influence.perturbed": 16,
     "bitwise.scaling": 16,
     "bitwise.suffix": 16,
+    "bitwise.orders": 16,
     "relation.key_permutation": 16,
     "relation.logit_shift": 16,
     "relation.unit_values": 16,
@@ -70,7 +71,8 @@ _SUITS: dict[str, Callable[[ProblemSpec], bool]] = {
 }
 
 
-def _suits(name: str, spec: ProblemSpec) -> bool:
+def suits(name: str, spec: ProblemSpec) -> bool:
+    """A check that runs the kernel again has something to say on this problem, at a price worth paying."""
     if "overflows" in FAMILIES[spec.family].properties or not (spec.num_queries and spec.num_keys):
         return False
     return name not in _SUITS or _SUITS[name](spec)
@@ -95,7 +97,7 @@ def assigned(specs: Sequence[ProblemSpec], first_dtype: bool) -> list[tuple[str,
     if first_dtype:
         wanted |= dict.fromkeys(ONCE, 1)
     for name in sorted(wanted, key=lambda n: -CHECKS[n].reruns):
-        fitting = [i for i, spec in enumerate(specs) if _suits(name, spec)]
+        fitting = [i for i, spec in enumerate(specs) if suits(name, spec)]
         for _ in range(wanted[name]):
             if not fitting:
                 break

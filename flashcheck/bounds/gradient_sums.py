@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
 from flashcheck.bounds.alignment import alignment_error, operand
-from flashcheck.bounds.numbers import SMALLEST_FP32, UNIT, is_power_of_two
+from flashcheck.bounds.numbers import SMALLEST_FP32, SMALLEST_NORMAL_FP32, UNIT, is_power_of_two
 from flashcheck.bounds.products import by_head, by_kv_head, product_above, signed_product
 from flashcheck.bounds.tiling import SMALLEST_TILE
 from flashcheck.formats import FP32, Format, format_of, half_ulp
@@ -144,6 +144,8 @@ class GradientSum:
         if self.name != "dv" or factor != 1.0:
             error.add_(exact.abs(), alpha=2 * UNIT)
             steps = 2.0
+            if a.scale_placement == "operands":
+                error.add_(self._subnormal_scaled(size, slack))
         floor = self.unit.floor(self.terms) * factor + self.terms * SMALLEST_FP32 * steps
         error.add_(floor / min(a.probability_scale, 1.0))  # [G5]
         narrow = self.group_format
@@ -167,6 +169,14 @@ class GradientSum:
             operand(self.size, other),
             lambda left, right: self.apply(left, right, above=True),
         )
+
+    def _subnormal_scaled(self, size: Tensor, slack: Tensor) -> Tensor | float:
+        """[G5] q and k times sqrt(scale) where that is subnormal: half of fp32's smallest number each."""
+        root = abs(self.factor) ** 0.5
+        low = (self.size > 0) & (self.size * root < SMALLEST_NORMAL_FP32)
+        if not bool(low.any()):
+            return 0.0
+        return self.apply(size + slack, low.double(), above=True).mul_(SMALLEST_FP32 / 2 * root)
 
     def partial(self, size: Tensor, slack: Tensor, *, per_head: bool = False) -> Tensor:
         """Largest partial sum on the way, the factor included."""
