@@ -16,16 +16,19 @@ generator = torch.Generator().manual_seed(0)
 wrong = 0
 for dtype in (torch.float32, torch.float16, torch.bfloat16):
     for case in ("NaN in q", "inf in k"):
-        q, k, v = (torch.randn(1, 1, 32, 16, generator=generator).abs().to(dtype) for _ in range(3))
-        if case == "NaN in q":
-            q[0, 0, 3, 5] = torch.nan
-        else:
-            k[0, 0, 7, 5] = torch.inf
-        for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
-            with sdpa_kernel(backend):
-                got = scaled_dot_product_attention(q, k, v)[0, 0, 3]
-            bad = bool(got.isfinite().any())
-            wrong += bad
-            shown = f"{float(got[0]):g}, ..., finite: WRONG" if bad else "NaN: right"
-            print(f"{dtype}, {case}, {backend.name}: row 3 of the output is {shown}")
+        for num_keys in (8, 32):
+            q, k, v = (
+                torch.rand(1, 1, n, 16, generator=generator).to(dtype) for n in (8, num_keys, num_keys)
+            )
+            if case == "NaN in q":
+                q[0, 0, 3, 5] = torch.nan
+            else:
+                k[0, 0, 7, 5] = torch.inf
+            for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
+                with sdpa_kernel(backend):
+                    got = scaled_dot_product_attention(q, k, v)[0, 0, 3]
+                bad = bool(got.isfinite().any())
+                wrong += bad
+                shown = f"{float(got[0]):g}, ..., finite: WRONG" if bad else "NaN: right"
+                print(f"{dtype}, {case}, {num_keys} keys, {backend.name}: row 3 is {shown}")
 sys.exit(wrong > 0)
