@@ -21,7 +21,7 @@ from flashcheck.bounds.numbers import UNIT, exp_clipped, expm1_clipped, is_power
 from flashcheck.bounds.pairs import PairErrors
 from flashcheck.bounds.products import weighted, weighted_above
 from flashcheck.bounds.tiling import SMALLEST_TILE
-from flashcheck.bounds.weights import WeightErrors, tile_weights
+from flashcheck.bounds.weights import WeightErrors
 from flashcheck.formats import Format, round_nearest
 from flashcheck.oracle.quantities import BackwardQuantities
 
@@ -48,7 +48,7 @@ def forward_interval(
     fmt, factor = arithmetic.probability_format, arithmetic.probability_scale
     running, num_keys = tiling.running_max, rows.num_keys
     assert running is not None
-    weight = tile_weights(weights)
+    weight = weights.in_tiles
     if weights.linear:
         moved = (weight * weights.local).mul_(1 + weights.worst)
         more = less = (rows.p * weights.relative).sum(-1, keepdim=True) * (1 + weights.worst) + weights.shift
@@ -71,7 +71,7 @@ def forward_interval(
     slack.addcmul_(ambiguous, per_key(share * exp_clipped(chain)))
     numerator = stored.mul_(per_key(share))
     # A weight under the flush limit may be 0.
-    slack.addcmul_(weight.clamp_(max=weights.exponential.flush), per_key(share))
+    slack.addcmul_(weight.clamp(max=weights.exponential.flush), per_key(share))
     sums = machine.vector.gamma(num_keys) + weights.rescales * UNIT
     least = ((1 - less) * (1 - min(sums, 0.5))).clamp(min=1e-300)
     quotient = torch.maximum(
@@ -142,11 +142,11 @@ def _predicted(x: Tensor, error: Tensor, fmt: Format, factor: float) -> tuple[Te
     """What x (times ``factor``) rounds to, and the width of what x +- error can round to: term [C1]."""
     if factor != 1.0:
         x, error = x * factor, error * factor
-    stored = round_nearest(x, fmt)
     if fmt.precision >= 24:
-        slack = 2 * error
+        stored, slack = round_nearest(x, fmt), 2 * error
     else:
-        slack = round_nearest(x + error, fmt).sub_(round_nearest(x - error, fmt))
+        stored, most, least = round_nearest(torch.stack([x, x + error, x - error]), fmt)
+        slack = most.sub_(least)
     if factor != 1.0:
         stored.div_(factor)
         slack.div_(factor)

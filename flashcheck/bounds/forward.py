@@ -118,7 +118,7 @@ def _out_error(
     out, problem, num_keys = rows.out, rows.problem, rows.num_keys
     if num_keys == 0:
         return torch.zeros_like(out)
-    deviations = Deviations(problem, rows.values, out)
+    deviations = rows.deviations
     # A 16-bit output's own rounding hides what single precision loses in the sums of W |v - O|.
     precise = not weights.linear or arithmetic.output_format.precision >= 24
     softmax = _softmax_error(weights, deviations, precise=precise)
