@@ -23,7 +23,6 @@ from flashcheck.bounds.products import weighted, weighted_above
 from flashcheck.bounds.tiling import SMALLEST_TILE
 from flashcheck.bounds.weights import WeightErrors
 from flashcheck.formats import Format, round_nearest
-from flashcheck.oracle.quantities import BackwardQuantities
 
 _LIMIT = 50.0  # e^50 is "anything" here
 
@@ -111,31 +110,23 @@ def predicted_pairs(pairs: PairErrors, arithmetic: Arithmetic) -> PredictedPairs
     return PredictedPairs(p, p_slack, *_predicted(pairs.ds, pairs.ds_error, ds_format, 1.0))
 
 
-def gradient_intervals(
-    exact: BackwardQuantities,
-    stored: PredictedPairs,
-    sums: dict[str, GradientSum],
-    overflow: dict[str, Tensor | None],
-) -> dict[str, Interval]:
-    """Centred intervals for dq, dk, dv; they need no tiling, since P is recomputed from the stored LSE.
+def gradient_interval(
+    total: GradientSum, exact: Tensor, stored: PredictedPairs, overflow: Tensor | None
+) -> Interval:
+    """Centred interval for dq, dk or dv; it needs no tiling, since P is recomputed from the stored LSE.
 
-    Gradients whose exact value is not finite (a stored LSE too coarse for its scores) are unlimited.
+    Gradients whose ``exact`` value is not finite (a stored LSE too coarse for its scores) are unlimited.
     """
-    size_ds = stored.ds.abs()
-    result = {}
-    for name, total in sums.items():
-        operand, size, slack = stored.ds, size_ds, stored.ds_slack
-        if name == "dv":
-            operand, size, slack = stored.p, stored.p, stored.p_slack
-        centre = total.apply(operand, total.other, above=False).mul_(total.factor)
-        error = total.error(centre, size, slack).nan_to_num_(torch.inf, torch.inf)
-        defined = torch.isfinite(getattr(exact, name)) & torch.isfinite(centre)
-        if not bool(defined.all()):
-            error, centre = torch.where(defined, error, torch.inf), torch.where(defined, centre, 0.0)
-        past = overflow[name]
-        past = None if past is None else past.expand_as(centre)
-        result[name] = rounded_interval(centre, error, total.arithmetic.output_format, past)
-    return result
+    operand, slack = (stored.p, stored.p_slack) if total.name == "dv" else (stored.ds, stored.ds_slack)
+    size = operand if total.name == "dv" else operand.abs()
+    centre = total.apply(operand, total.other, above=False).mul_(total.factor)
+    error = total.error(centre, size, slack).nan_to_num_(torch.inf, torch.inf)
+    defined = torch.isfinite(exact + centre)
+    if not bool(defined.all()):
+        defined = torch.isfinite(exact) & torch.isfinite(centre)
+        error, centre = torch.where(defined, error, torch.inf), torch.where(defined, centre, 0.0)
+    past = None if overflow is None else overflow.expand_as(centre)
+    return rounded_interval(centre, error, total.arithmetic.output_format, past)
 
 
 def _predicted(x: Tensor, error: Tensor, fmt: Format, factor: float) -> tuple[Tensor, Tensor]:

@@ -109,7 +109,7 @@ def after_rounding(exact: Tensor, sigma: Tensor, fmt: Format) -> Tensor:
     edges = torch.stack([steps + offset, steps - offset])
     # Past 9 fp32's erfc is subnormal or 0, and takes twenty times as long.
     mass = torch.special.erfc((edges * factor).clamp_(max=9.0))
-    outward = torch.nn.functional.threshold_(mass, 1e-36, 0.0).mul_(edges).sum((0, 1))
+    outward = torch.nn.functional.threshold(mass, 1e-36, 0.0).mul_(edges).sum((0, 1))
     discrete = outward.addcmul_(offset, offset).double().mul_(spacing.square())
     return torch.where(fine, discrete, continuous).sqrt_().nan_to_num_(0.0, 0.0)
 
