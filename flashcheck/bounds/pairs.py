@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
-from flashcheck.bounds.alignment import alignment_error, operand
+from flashcheck.bounds.alignment import operand, subnormal_error
 from flashcheck.bounds.exponential import exponential_of
 from flashcheck.bounds.gradient_sums import dout_format, dout_of
 from flashcheck.bounds.numbers import (
@@ -144,7 +144,8 @@ def pair_errors(
     if given.out_error is not None:
         size_out = size_out + given.out_error
     delta_size = (size_dout * size_out).nan_to_num_(0.0, posinf=torch.inf).sum(-1, keepdim=True)
-    delta_error = machine.vector.gamma(problem.value_dim) * delta_size + problem.value_dim * SMALLEST_FP32
+    delta_error = machine.vector.gamma(problem.value_dim) * delta_size
+    delta_error.add_(machine.vector.floor(problem.value_dim))
     if given.out_error is not None:  # [B7] the stored output is off
         delta_error = delta_error + (size_dout * given.out_error).nan_to_num(0.0, posinf=torch.inf).sum(
             -1, keepdim=True
@@ -164,7 +165,7 @@ def pair_errors(
         difference = torch.where(forward.visible, difference, 0.0).nan_to_num_(0.0, 0.0)
     difference_error = magnitude * gamma
     difference_error.add_(
-        alignment_error(
+        subnormal_error(
             unit,
             operand(size_dout, dout_format(problem, arithmetic)),
             operand(values.mT, arithmetic.product_format or arithmetic.input_format, unit=problem.v_descale),
