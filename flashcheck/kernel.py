@@ -11,7 +11,8 @@ Three things fit, from least to most declared:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -171,6 +172,9 @@ class Kernel:
         self_test: faults of the platform that would void a verdict (empty: none).
         signature: what it is compiled for, given a problem (any value that can be printed); None: not said.
         source: where it comes from, for certificates.
+        orders: name -> a context manager, made from a seed, inside of which that order is another one than
+            usual: in which programs are launched, where the pages of a cache lie. It gives something whose
+            length says how much came in another order. For kernels whose bits may not depend on it.
     """
 
     name: str
@@ -182,6 +186,7 @@ class Kernel:
     self_test: Callable[[], list[str]] = _no_faults
     signature: Callable[[Problem], object] | None = None
     source: str = ""
+    orders: Mapping[str, Callable[[int], AbstractContextManager[Sized]]] = field(default_factory=dict)
 
 
 def as_kernel(thing: object, name: str) -> Kernel:
@@ -209,7 +214,16 @@ def _from_callable(function: Callable[..., Any], name: str) -> Kernel:
     return from_sdpa_like(function, name)
 
 
-_DECLARATION_KEYS = ("name", "forward", "backward", "self_test", "capabilities", "arithmetic", "signature")
+_DECLARATION_KEYS = (
+    "name",
+    "forward",
+    "backward",
+    "self_test",
+    "capabilities",
+    "arithmetic",
+    "signature",
+    "orders",
+)
 
 
 def _from_declaration(data: dict[str, Any], name: str) -> Kernel:
@@ -258,6 +272,7 @@ def _from_declaration(data: dict[str, Any], name: str) -> Kernel:
         self_test=data.get("self_test", _no_faults),
         signature=signature_of if data.get("signature") is not None else None,
         source=_source_of(forward),
+        orders=dict(data.get("orders", {})),
     )
 
 

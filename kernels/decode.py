@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import interpreter
+from kernels import interpreter, orders
 from kernels.decode_kernel import MOST_SPLITS, launch_decode
 from kernels.options import check_tensors, parse_options
 from kernels.score_path import plain_path
@@ -109,6 +109,9 @@ def _check_table(block_table: Tensor, q: Tensor, k_cache: Tensor) -> int:
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    placed = orders.in_pages(k, v)
+    if placed is not None:
+        k, v, options["block_table"] = placed
     result = flash_decode(q, k, v, **options, return_lse=True)
     assert isinstance(result, tuple)
     return result
@@ -144,6 +147,10 @@ flash_decode.__flashcheck__ = {  # type: ignore[attr-defined]
     "name": "kernels:flash_decode",
     "forward": _forward,
     "self_test": _self_test,
+    "orders": {
+        "pages": orders.pages,
+        **({"launches": orders.launches} if interpreter.interpreted() else {}),
+    },
     "capabilities": {
         "dtypes": ["fp16", "bf16", "fp32"],
         "options": ["scale", "causal", "window", "softcap", "sink", "key_lengths"],

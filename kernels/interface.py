@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels import interpreter
+from kernels import interpreter, orders
 from kernels.hopper.calls import simple_by_name
 from kernels.operators import forward_op
 from kernels.passes import run_backward, run_forward
@@ -196,6 +196,7 @@ flash_attention.__flashcheck__ = {  # type: ignore[attr-defined]
     "forward": forward,
     "backward": backward,
     "self_test": _self_test,
+    "orders": {"launches": orders.launches} if interpreter.interpreted() else {},
     "capabilities": {
         "dtypes": ["fp16", "bf16", "fp32"],
         "options": [

@@ -144,6 +144,8 @@ class GradientSum:
         if self.name != "dv" or factor != 1.0:
             error.add_(exact.abs(), alpha=2 * UNIT)
             steps = 2.0
+            if a.scale_placement == "operands":
+                error.add_(self._subnormal_scaled(size, slack))
         floor = self.unit.floor(self.terms) * factor + self.terms * SMALLEST_FP32 * steps
         if self.unit.flush_subnormals:  # once more after the factor, and where a tile's sum is read again
             floor += self.terms * 2 * SMALLEST_NORMAL_FP32
@@ -169,6 +171,14 @@ class GradientSum:
             operand(self.size, other),
             lambda left, right: self.apply(left, right, above=True),
         )
+
+    def _subnormal_scaled(self, size: Tensor, slack: Tensor) -> Tensor | float:
+        """[G5] q and k times sqrt(scale) where that is subnormal: half of fp32's smallest number each."""
+        root = abs(self.factor) ** 0.5
+        low = (self.size > 0) & (self.size * root < SMALLEST_NORMAL_FP32)
+        if not bool(low.any()):
+            return 0.0
+        return self.apply(size + slack, low.double(), above=True).mul_(SMALLEST_FP32 / 2 * root)
 
     def partial(self, size: Tensor, slack: Tensor, *, per_head: bool = False) -> Tensor:
         """Largest partial sum on the way, the factor included."""

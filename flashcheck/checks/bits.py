@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from flashcheck.bits import bits_of
 from flashcheck.kernel import ForwardResult
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def differing(a: Tensor, b: Tensor) -> Tensor:
     """Boolean, shape of ``a``: where the stored bits differ."""
-    kind = _INTEGERS[a.element_size()]
-    return a.contiguous().view(kind) != b.contiguous().view(kind)
+    return bits_of(a) != bits_of(b)
 
 
 def first_difference(a: ForwardResult, b: ForwardResult) -> str | None:

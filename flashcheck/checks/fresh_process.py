@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
+from flashcheck.bits import bytes_of
 from flashcheck.checks.judged import Judged, on_device
 from flashcheck.checks.record import Record
 from flashcheck.checks.registry import check, failed, not_applicable, passed
@@ -49,5 +50,5 @@ def digest_of(result: ForwardResult) -> str:
     digest = hashlib.sha256()
     for x in (result.out, result.lse):
         if x is not None:
-            digest.update(x.contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(bytes_of(x))
     return digest.hexdigest()

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from flashcheck.bounds.forward import forward_bound
 from flashcheck.checks.accuracy import inaccurate
+from flashcheck.checks.bits import first_difference
 from flashcheck.checks.judged import Judged, on_device
 from flashcheck.checks.record import Record
 from flashcheck.checks.registry import check, failed, not_applicable, passed
@@ -165,16 +165,11 @@ def state_interleaved(judged: Judged) -> Record:
     again = judged.run()
     if not judged.kernel.capabilities.deterministic:
         return passed(name, judged, "calls in between are right")
-    same = torch.equal(_bits(first.out), _bits(again.out))
-    if same and first.lse is not None and again.lse is not None:
-        same = torch.equal(_bits(first.lse), _bits(again.lse))
-    if not same:
-        return failed(name, judged, "the same call gives other bits after calls with other arguments")
+    difference = first_difference(first, again)
+    if difference:
+        message = f"the same call gives other bits after calls with other arguments: {difference}"
+        return failed(name, judged, message)
     return passed(name, judged)
-
-
-def _bits(x: Tensor) -> Tensor:
-    return x.contiguous().view(torch.uint8)
 
 
 def _others(judged: Judged) -> list[tuple[str, Problem]]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashcheck.bits import bytes_of
 from flashcheck.errors import ArgumentError
 from flashcheck.formats import FORMATS
 from flashcheck.inputs.spec import ProblemSpec
@@ -87,11 +88,10 @@ def problem_to_json(problem: Problem) -> dict[str, Any]:
     for f in fields(problem):
         value = getattr(problem, f.name)
         if isinstance(value, Tensor):
-            flat = value.detach().cpu().contiguous().flatten().view(torch.uint8)
             data[f.name] = {
                 "dtype": str(value.dtype),
                 "shape": list(value.shape),
-                "bytes": bytes(flat.tolist()).hex(),
+                "bytes": bytes_of(value).hex(),
             }
         elif value is not None:
             data[f.name] = list(value) if isinstance(value, tuple) else value

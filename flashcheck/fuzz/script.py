@@ -144,11 +144,13 @@ def _body(judged: Judged, failure: Failure) -> str:
             f"assert out.dtype == {wanted}, out.dtype"
         )
     if failure.check == "bitwise.repeat":
+        # Integers of the same size: a view as bytes needs a last stride of 1, which no result owes.
+        kind = f"torch.int{8 * judged.rules.arithmetic.output_format.dtype.itemsize}"
         return (
             "first = attend()[0].cpu()\n"
             "for _ in range(50):\n"
             "    again = attend()[0].cpu()\n"
-            "    assert torch.equal(first.view(torch.uint8), again.view(torch.uint8)), 'not the same bits'"
+            f"    assert torch.equal(first.view({kind}), again.view({kind})), 'not the same bits'"
         )
     if failure.check == "special.nonfinite" and (text := _planted(judged, failure)):
         return text

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashcheck.bits import bits_of
 from flashcheck.problem import Problem
 
 GUARD = 256
@@ -38,7 +39,7 @@ class Hosted:
 
     def snapshot(self) -> Tensor:
         """The bits of the whole allocation."""
-        return self.allocation.contiguous().view(torch.uint8).clone()
+        return bits_of(self.allocation).clone()
 
 
 def _host(x: Tensor, allocation: Tensor, view: Callable[[Tensor], Tensor]) -> Hosted:

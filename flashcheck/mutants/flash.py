@@ -6,6 +6,9 @@ into the input format, row sums over the unrounded P. The faulty lines are the o
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +48,26 @@ class FlashForward:
         self._scales: dict[tuple[object, ...], float] = {}
         self._softcap: float | None = None
         self._calls = 0
+        self._launch: random.Random | None = None
+        self._moved: list[int] = []
+
+    @contextmanager
+    def launches(self, seed: int) -> Iterator[list[int]]:
+        """Inside, the query tiles of a head are programs that run in another order."""
+        self._launch, self._moved = random.Random(seed), []
+        try:
+            yield self._moved
+        finally:
+            self._launch = None
+
+    def _tickets(self, p: Problem) -> Tensor:
+        """Per query row: which of its head's programs, in the order in which they run, computes it."""
+        count = -(-p.num_queries // TILE)
+        order = list(range(count))
+        if self._launch is not None and count > 1:
+            self._launch.shuffle(order)
+            self._moved.append(count)
+        return torch.tensor(order).repeat_interleave(TILE)[: p.num_queries]
 
     def __call__(self, problem: Problem) -> ForwardResult:
         self._calls += 1
@@ -88,6 +111,7 @@ class FlashForward:
             return _wrong_sign(p, q, k, v, scale, seen)
         state = _start(p, on)
         floor = state.m
+        tickets = self._tickets(p)
         for keys in tiles:
             shown = pad(seen[..., keys], (0, TILE - (keys.stop - keys.start)))
             if p.num_keys < keys.start + TILE and p.causal is None and on("key-tail-counted"):
@@ -97,11 +121,19 @@ class FlashForward:
             if on("hidden-key-in-max"):  # any maximum gives the right answer, up to rounding
                 everything = score_tile(p, q, _tile(k, keys), keys, scale, torch.ones_like(shown), on)
                 floor = everything.amax(-1)
-            state = self._step(p, state, s, values, shown, keys.stop == p.num_keys, floor)
+            state = self._step(p, state, s, values, shown, keys.stop == p.num_keys, floor, tickets)
         return state
 
     def _step(
-        self, p: Problem, state: State, s: Tensor, v: Tensor, shown: Tensor, last: bool, floor: Tensor
+        self,
+        p: Problem,
+        state: State,
+        s: Tensor,
+        v: Tensor,
+        shown: Tensor,
+        last: bool,
+        floor: Tensor,
+        tickets: Tensor,
     ) -> State:
         on, fmt = self.on, p.format
         m = torch.maximum(torch.maximum(state.m, s.amax(-1)), floor)
@@ -121,7 +153,7 @@ class FlashForward:
             l = round_nearest(l.double(), FP16 if fmt.name == "fp16" else BF16).float()
         stale = on("no-rescale") or (last and on("no-rescale-in-last-tile"))
         kept = state.acc if stale else state.acc * factor.unsqueeze(-1)
-        acc = kept + _product(rounded, v, shown, on)
+        acc = kept + _product(rounded, v, shown, on, tickets)
         if on("accumulator-fp16"):
             acc = round_nearest(acc.double(), FP16).float()
         if on("accumulator-truncated"):
@@ -206,12 +238,15 @@ def _rounded(weights: Tensor, fmt: Format, on: Switches) -> Tensor:
     return round_nearest(weights.double(), fmt).float()
 
 
-def _product(p: Tensor, v: Tensor, shown: Tensor, on: Switches) -> Tensor:
+def _product(p: Tensor, v: Tensor, shown: Tensor, on: Switches, tickets: Tensor) -> Tensor:
     """P V. Values that are not finite are added apart, pair by pair, so that 0 * NaN does not arise in
     rows that do not see them, and no bit of other elements changes."""
     if p.shape[1] > 1 and on("order-by-head"):
         flipped = p.flip(-1) @ v.flip(-2)
         return torch.where((torch.arange(p.shape[1]) % 2 == 1).view(1, -1, 1, 1), flipped, p @ v)
+    if on("order-by-ticket"):
+        flipped = p.flip(-1) @ v.flip(-2)
+        return torch.where((tickets % 2 == 1).view(1, 1, -1, 1), flipped, p @ v)
     finite = torch.isfinite(v)
     if bool(finite.all()) or on("value-tail-unmasked"):
         return p @ v

@@ -89,14 +89,16 @@ def _kernel(name: str, switches: Switches, splits: int, tiling_known: bool) -> K
             splits=splits,
         )
 
+    forward = FlashForward(switches, splits)
     return Kernel(
         name=name,
-        forward=FlashForward(switches, splits),
+        forward=forward,
         backward=FlashBackward(switches),
         capabilities=CAPABILITIES,
         arithmetic=declared,
         machine=lambda device: IEEE,  # noqa: ARG005
         source="flashcheck.mutants",
+        orders={"launches": forward.launches},
     )
 
 

@@ -72,6 +72,14 @@ _fault(
     "bitwise.batch",
 )
 _fault(
+    "order-by-ticket",
+    "N",
+    "a program takes its keys forwards or backwards by when it runs, not by what it computes",
+    "programs launched in another order",
+    lambda: x.draw(FP32, lengths=(70, 53)),
+    "bitwise.orders",
+)
+_fault(
     "value-fixed-point",
     "P",
     "fp32 values pass through a grid of 2^-26",

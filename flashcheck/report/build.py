@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import flashcheck
+from flashcheck.bits import bytes_of
 from flashcheck.certify import Finding, Outcome, TensorSummary
 from flashcheck.checks import Location, Status
 from flashcheck.checks.judged import on_device
@@ -247,7 +248,7 @@ def inputs_sha256(spec: ProblemSpec) -> str:
     for field in fields(problem):
         value = getattr(problem, field.name)
         if isinstance(value, torch.Tensor):
-            digest.update(field.name.encode() + b"\0" + bytes(value.contiguous().view(torch.uint8).flatten()))
+            digest.update(field.name.encode() + b"\0" + bytes_of(value))
     return digest.hexdigest()
 
 

@@ -1,12 +1,14 @@
 """Every block size of the tables on exact problems and poisoned memory; the order of the grid; repeats."""
 
-import random
+import math
 
 import pytest
 import torch
 import triton
+import triton.language as tl
 
 import kernels
+from kernels import orders
 from kernels.decode import flash_decode
 from kernels.interpreter import interpreted
 from tests.kernels.attention import inputs, make
@@ -49,24 +51,55 @@ def everything(device):
 
 
 @pytest.mark.skipif(not interpreted(), reason="a GPU orders its programs itself; on_gpu.py repeats them")
-def test_order_of_the_grid_changes_no_bit(device, monkeypatch):
+def test_order_of_the_grid_changes_no_bit(device):
     """Programs of every launch run in shuffled order: none may rely on another having run before."""
     ordered = everything(device)
-    builder = triton.runtime.interpreter.InterpreterBuilder
-    original_dim, original_index = builder.set_grid_dim, builder.set_grid_idx
-    rng, orders = random.Random(0), {}
-
-    def set_grid_dim(self, *dims):
-        original_dim(self, *dims)
-        orders[id(self)] = rng.sample(range(dims[0]), dims[0])
-
-    def set_grid_idx(self, x, y, z):
-        original_index(self, orders[id(self)][x], y, z)
-
-    monkeypatch.setattr(builder, "set_grid_dim", set_grid_dim)
-    monkeypatch.setattr(builder, "set_grid_idx", set_grid_idx)
-    shuffled = everything(device)
-    assert orders
-    assert any(len(order) > 3 and order != sorted(order) for order in orders.values())
+    with orders.launches(0) as moved:
+        shuffled = everything(device)
+    assert any(count > 3 for count in moved)
     for name, x in ordered.items():
         assert torch.equal(shuffled[name], x), name
+
+
+@triton.jit
+def _tickets(p_out, p_count):
+    """Every program writes how many ran before it."""
+    ticket = tl.load(p_count)
+    place = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    tl.store(p_out + place, ticket)
+    tl.store(p_count, ticket + 1)
+
+
+@pytest.mark.skipif(not interpreted(), reason="a GPU orders its programs itself")
+@pytest.mark.parametrize("grid", [(2,), (7,), (3, 4)], ids=str)
+def test_launches_are_shuffled_and_complete(grid, device):
+    """Inside, every program runs once, in another order; outside, and after a failure, in the usual one."""
+    count = math.prod(grid)
+
+    def tickets():
+        out, counter = (torch.zeros(n, dtype=torch.int32, device=device) for n in (count, 1))
+        _tickets[(*grid, 1)](out, counter)
+        return out.tolist()
+
+    usual = list(range(count))
+    assert tickets() == usual
+    with orders.launches(5) as moved:
+        shuffled = tickets()
+    assert shuffled != usual
+    assert sorted(shuffled) == usual
+    assert moved == [count]
+    with pytest.raises(ZeroDivisionError), orders.launches(5):
+        raise ZeroDivisionError
+    assert tickets() == usual
+
+
+def test_pages_hold_the_cache(device):
+    """The table leads to every row; all else is NaN; no page lies where it would without a table."""
+    k, v = (make((2, 3, 12, d), torch.float16, d, device) for d in (4, 5))
+    assert orders.in_pages(k, v) is None
+    with orders.pages(1) as moved:
+        k_pages, v_pages, table = orders.in_pages(k, v)
+    assert moved == [table.numel()]
+    for x, pages in ((k, k_pages), (v, v_pages)):
+        assert torch.equal(pages[table].transpose(1, 2).flatten(2, 3), x)
+        assert int(torch.isnan(pages).sum()) == pages.numel() - x.numel()
