@@ -163,6 +163,8 @@ class GradientSum:
 
     def _subnormal(self, size: Tensor, slack: Tensor) -> Tensor | float:
         """[G2] Subnormal operands, without the factor."""
+        if not (self.unit.alignment or self.unit.flush_subnormals):
+            return 0.0
         weights, other = self.formats
         unit = 1 / self.arithmetic.probability_scale if self.name == "dv" else 1.0
         return subnormal_error(
