@@ -3,7 +3,7 @@
 The environment variable FLASHCHECK_TRITON_TUTORIAL names the file. Read from triton-lang/triton at 003da478:
 scale and log2 e are one fp32 constant (two roundings); masked scores get -1e6 added instead of -inf, which
 costs one more rounding; P is rounded into fp16 whatever the inputs are; tiles are tuned, so they are not
-declared. There is no mask at the ends of tiles: lengths are multiples of 128, the largest tile. The LSE is kept
+declared. There is no mask at the ends of tiles, so lengths are multiples of 128, the largest. The LSE is kept
 for the backward and not returned. The backward multiplies k by the scale and rounds it into fp16 before the
 product, and some releases mask it whether causal or not, so it is not declared.
 """
