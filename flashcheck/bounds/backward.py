@@ -63,7 +63,7 @@ def backward_bound(
 
     @cache
     def stored() -> centred.PredictedPairs:
-        return centred.predicted_pairs(pairs, arithmetic)
+        return centred.predicted_pairs(pairs, arithmetic, problem.effective_scale)
 
     @cache
     def sigma() -> dict[str, Tensor]:

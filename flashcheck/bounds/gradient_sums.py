@@ -160,7 +160,8 @@ class GradientSum:
             steps = 2.0
             if a.scale_placement == "operands":
                 error.add_(self._subnormal_scaled(size, slack))
-        floor = self.unit.floor(self.terms) * factor + self.terms * SMALLEST_FP32 * steps
+        before = max(factor, 1.0) if a.scaled_grad_score_format is not None else factor
+        floor = self.unit.floor(self.terms) * before + self.terms * SMALLEST_FP32 * steps
         if self.unit.flush_subnormals:  # once more after the factor, and where a tile's sum is read again
             floor += self.terms * 2 * SMALLEST_NORMAL_FP32
         error.add_(floor / min(a.probability_scale, 1.0))  # [G5]
