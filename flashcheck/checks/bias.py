@@ -14,8 +14,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-
 from flashcheck.checks import ratios
 from flashcheck.checks.judged import Judged
 from flashcheck.checks.measure import Measured
@@ -48,8 +46,7 @@ class BiasTally:
         sum_s, sum_n = float(s.sum()), float(n.sum())
         if not math.isfinite(sum_s):
             return
-        # Rows whose errors agree in every bit (keys or queries that are copies) are one observation.
-        self.rows += torch.unique(s[n > 0]).numel()
+        self.rows += int((n > 0).sum())
         self.signed += sum_s
         self.elements += sum_n
         self.row_squares = ratios.plus(self.row_squares, ratios.of_rows(s, n))

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flashcheck.bounds.copies import distinct_rows
 from flashcheck.bounds.result import TensorBound
 from flashcheck.checks.record import Location
 
@@ -15,6 +16,7 @@ from flashcheck.checks.record import Location
 @dataclass(frozen=True, slots=True)
 class RmsSums:
     """Row sums of squared errors and of squared predictions, over predictable elements; float64 (rows,).
+    Rows that are copies of another count once.
 
     ``reference``: the sum of their squared exact values, all rows together.
     """
@@ -66,6 +68,9 @@ def measure(name: str, got: Tensor, bound: TensorBound, live: Tensor) -> Measure
     margin = torch.where(judged, bound.interval.margin(got), 0.0)
     elements = int(judged.sum())
     error = (got - bound.interval.exact).abs()
+    single = judged
+    if got.ndim == 4 and elements:
+        single = judged & distinct_rows(got, bound.interval.exact).unsqueeze(-1)
     return Measured(
         margin=margin,
         got=got,
@@ -73,9 +78,9 @@ def measure(name: str, got: Tensor, bound: TensorBound, live: Tensor) -> Measure
         over=int((margin > 1).sum()),
         worst=_worst(name, margin, got, bound) if elements else None,
         slack=_slack(error, bound.interval.bound, judged),
-        rms=_rms(error, bound, judged),
+        rms=_rms(error, bound, single),
         gates=bound.prediction_gates,
-        bias=_bias(got - bound.interval.exact, bound, judged),
+        bias=_bias(got - bound.interval.exact, bound, single),
     )
 
 
