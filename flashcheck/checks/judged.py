@@ -172,7 +172,7 @@ class Judged:
         """Pass -> rung -> rows that it served, for the passes judged so far."""
         done = {"forward": self._forward[0].rows}
         if "_backward" in self.__dict__:
-            done["backward"] = self._backward[0].rows
+            done["backward"] = self._backward.rows
         return done
 
     @cached_property
@@ -283,24 +283,21 @@ class Judged:
             return fp64.backward(problem, *given)
 
     @cached_property
-    def _backward(self) -> tuple[BackwardReference, BackwardBound]:
+    def _backward(self) -> BackwardReference:
         """The oracle's gradients from the rungs that this kernel's bound asks for, and that bound."""
-        bound = self._backward_bound_of(self._low_gradients)
         answer = self.gradients if self.differentiates() else {}
+        problem, low, forward = self.gradient_problem, self._low_gradients, self.exact
         with self._blame("oracle"):
-            reference = backward_reference(
-                self.gradient_problem, self.exact, self._low_gradients, bound, answer, self._given
-            )
-        return reference, self._backward_bound_of(reference.quantities) if reference.climbed else bound
+            return backward_reference(problem, forward, low, self._backward_bound_of, answer, self._given)
 
     @property
     def exact_gradients(self) -> BackwardQuantities:
         """The oracle's gradients, given the stored O and LSE; from scratch for an eager kernel."""
-        return self._backward[0].quantities
+        return self._backward.quantities
 
     @property
     def backward_bound(self) -> BackwardBound:
-        return self._backward[1]
+        return self._backward.bound
 
     def _backward_bound_of(self, exact: BackwardQuantities) -> BackwardBound:
         rules, problem, given = self.rules, self.gradient_problem, Given(*self.stored)
@@ -357,12 +354,8 @@ class Judged:
 
         with self._blame("oracle"):
             low = fp64.backward(problem, *(conditional or ()))
-        bound = bound_of(low)
-        with self._blame("oracle"):
-            reference = backward_reference(problem, forward, low, bound, gradients, conditional)
-        return self._measure_gradients(
-            gradients, bound_of(reference.quantities) if reference.climbed else bound
-        )
+            reference = backward_reference(problem, forward, low, bound_of, gradients, conditional)
+        return self._measure_gradients(gradients, reference.bound)
 
 
 GRADIENTS = {"dq": "dQ", "dk": "dK", "dv": "dV", "dbias": "dBias", "dsink": "dSink"}

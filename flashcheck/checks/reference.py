@@ -2,13 +2,14 @@
 
 Float64 first. A row climbs where float64's own proved error exceeds 1/64 of what the kernel is allowed, or
 where the verdict on an element hinges on it: the kernel's value is accepted at one end of that error and
-rejected at the other. ``oracle.screen`` passes ordinary rows at the cost of a few norms.
+rejected at the other. ``oracle.screen`` passes ordinary rows at the cost of a few norms. Gradients climb no
+further than until no verdict hinges any more: the last rung costs seconds.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -36,13 +37,20 @@ class ForwardReference:
     climbed: bool
 
 
+SHARPER = 2.0**-30
+"""A verdict that hinges on an error asks for this much of it, and is looked at again."""
+
+_ROUNDS = 6
+"""More often than the ladder has levels nothing needs to be looked at."""
+
+
 @dataclass(frozen=True, slots=True)
 class BackwardReference:
-    """Gradients and what their bounds need; rows and climbed as in ``ForwardReference``."""
+    """Gradients and what their bounds need, and the bound made of them; rows as in ``ForwardReference``."""
 
     quantities: BackwardQuantities
+    bound: BackwardBound
     rows: Counter[str]
-    climbed: bool
 
 
 def forward_reference(
@@ -86,35 +94,57 @@ def backward_reference(
     problem: Problem,
     forward: ForwardQuantities,
     low: BackwardQuantities,
-    bound: BackwardBound,
+    bound_of: Callable[[BackwardQuantities], BackwardBound],
     gradients: Mapping[str, Tensor],
     stored: tuple[Tensor, Tensor] | None,
 ) -> BackwardReference:
-    """Gradients good enough for ``bound``.
+    """Gradients good enough for their bound.
 
     Args:
-        forward: the served forward quantities; low: float64's gradients, bound: the bound made of them.
+        forward: the served forward quantities; low: float64's gradients.
+        bound_of: the bound made of gradients.
         gradients: the kernel's, by name; empty where it has none.
         stored: O and LSE on which the gradients are conditional, None where they are from scratch.
     """
     rows = forward.lse.numel()
     out, lse = (None, None) if stored is None else stored
+    quantities, bound = low, bound_of(low)
+    counts = Counter({RUNGS[0]: rows})
     errors = screen.backward_error(problem, forward, low, out=out, lse=lse)
-    allowed = ladder_backward.like(problem, torch.inf)
-    enough = True
-    for name in bound.tensors.keys() & errors.keys():
-        tensor_bound = bound.tensors[name]
-        needed = _needed(tensor_bound, errors[name], gradients.get(name))
-        getattr(allowed, name).copy_(needed)
-        enough &= bool((errors[name] <= demand(needed, getattr(low, name))).all())
-    if enough or not low.dq.numel():
-        return BackwardReference(low, Counter({RUNGS[0]: rows}), climbed=False)
-    quantities, served = ladder_backward.backward_quantities(problem, allowed, out, lse)
-    counts = _counted(served.rung, rows)
-    if not served.resolved:
-        counts[UNRESOLVED] = int((served.rung == len(RUNGS) - 1).sum())
-    climbed = bool((served.rung > 0).any())
-    return BackwardReference(quantities if climbed else low, counts, climbed)
+    limits = {name: _allowed(bound.tensors[name]) for name in bound.tensors.keys() & errors.keys()}
+    enough = all(
+        bool((errors[name] <= demand(limit, getattr(low, name))).all()) for name, limit in limits.items()
+    )
+    for _ in range(_ROUNDS if low.dq.numel() else 0):
+        doubtful = {
+            name: _doubtful(bound.tensors[name], gradients.get(name), errors[name], getattr(quantities, name))
+            for name in limits
+        }
+        if enough and not any(bool(x.any()) for x in doubtful.values()):
+            break
+        allowed = ladder_backward.like(problem, torch.inf)
+        for name, limit in limits.items():
+            limits[name] = torch.where(doubtful[name], SHARPER * errors[name], limit)
+            getattr(allowed, name).copy_(limits[name])
+        served_quantities, served = ladder_backward.backward_quantities(problem, allowed, out, lse)
+        if bool((served.rung > 0).any()):
+            quantities, bound = served_quantities, bound_of(served_quantities)
+        counts = _counted(served.rung, rows)
+        if not served.resolved:
+            counts[UNRESOLVED] = int((served.rung == len(RUNGS) - 1).sum())
+            break
+        errors, enough = dict(served.errors.named()), True
+    return BackwardReference(quantities, bound, counts)
+
+
+def _doubtful(bound: TensorBound, got: Tensor | None, error: Tensor, value: Tensor) -> Tensor:
+    """Elements whose verdict hinges on the oracle's error, where float64 can tell a smaller one."""
+    if got is None:
+        return torch.zeros_like(value, dtype=torch.bool)
+    hinging = torch.zeros_like(value, dtype=torch.bool)
+    for interval in _intervals(bound):
+        hinging = hinging | hinges(interval, got.double(), error)
+    return hinging & (error > 4 * demand(torch.zeros_like(error), value))
 
 
 def _counted(rung: Tensor, total: int) -> Counter[str]:
@@ -123,13 +153,22 @@ def _counted(rung: Tensor, total: int) -> Counter[str]:
     return +counts
 
 
+def _intervals(bound: TensorBound) -> list[Interval]:
+    return [bound.interval] if bound.centred is None else [bound.interval, bound.centred]
+
+
+def _allowed(bound: TensorBound) -> Tensor:
+    """The smaller of both tiers' limits."""
+    limits = [x.error for x in _intervals(bound)]
+    return limits[0] if len(limits) == 1 else torch.minimum(*limits)
+
+
 def _needed(bound: TensorBound, error: Tensor, got: Tensor | None) -> Tensor:
-    """What the oracle may err by: the smaller of both tiers' limits, and 0 where the verdict hinges on it."""
-    intervals = [bound.interval] if bound.centred is None else [bound.interval, bound.centred]
-    needed = torch.stack([x.error for x in intervals]).amin(0)
+    """What the oracle may err by: what both tiers allow, and 0 where the verdict hinges on it."""
+    needed = _allowed(bound)
     if got is None:
         return needed
-    for interval in intervals:
+    for interval in _intervals(bound):
         needed = torch.where(hinges(interval, got.double(), error), 0.0, needed)
     return needed
 

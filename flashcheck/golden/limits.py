@@ -115,9 +115,8 @@ def tensor_bounds(
             problem, quantities, gradients, given, arithmetic, machine, forward.scores, with_scale=True
         )
 
-    backward = bound_of(exact)
-    served = backward_reference(problem, quantities, exact, backward, {}, (out, lse))
-    yield from (bound_of(served.quantities) if served.climbed else backward).tensors.items()
+    served = backward_reference(problem, quantities, exact, bound_of, {}, (out, lse))
+    yield from served.bound.tensors.items()
 
 
 def codes(bound: Tensor, legal: Tensor) -> list[int]:

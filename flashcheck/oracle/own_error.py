@@ -283,9 +283,12 @@ def backward_error(
     dp_error = problem.v_descale * by_head(problem, by_kv_head(problem, x.dout).abs() @ x.v.mT.abs())
     dp_error = dp_error * unit.dot(problem.value_dim) + op * got.grad_probabilities.abs()
     t_error = dp_error + delta_error.unsqueeze(-1)
-    t = (got.grad_probabilities - got.delta.unsqueeze(-1)).abs()
+    t = difference = (got.grad_probabilities - got.delta.unsqueeze(-1)).abs()
     t = t + 2.0**-52 * (got.grad_probabilities.abs() + delta.unsqueeze(-1))
     t_error = (t_error + op * t) * _EVALUATION
+    if out is not None:
+        exact = _exact_differences(problem, x, used)
+        t, t_error = torch.where(exact, difference, t), torch.where(exact, 0.0, t_error)
     ds = got.grad_scores.abs()
     ds_error = p_error * (t + t_error) + p * t_error + op * ds + _UNDERFLOW
     ds_error = torch.where(x.visible, ds_error * _EVALUATION, 0.0)
@@ -320,6 +323,23 @@ def backward_error(
         dsink=None if got.dsink is None else proved(torch.where(x.alive, dsink, 0.0).sum((0, 2)), got.dsink),
         dscale=proved(dscale, got.dscale),
     )
+
+
+def _exact_differences(problem: Problem, x: Operands, out: Tensor) -> Tensor:
+    """(B, H, R, Nk): dP - delta of a stored output is exact in any order, in every rung, as scores can be.
+
+    Both are multiples of one power of two, and their magnitudes sum to less than 2^53 of it. It decides for
+    rows that see one key: their O is V, and dP - delta is 0, which no limit relative to |dO||V| can say.
+    """
+    if math.frexp(problem.v_descale)[0] != 0.5:  # multiplying by it rounds
+        return torch.zeros_like(x.visible)
+    dout = _lowest_bit(x.dout).unsqueeze(-1)
+    dp_unit = by_head(problem, by_kv_head(problem, dout) * _lowest_bit(x.v).unsqueeze(2)) * problem.v_descale
+    delta_unit = dout * _lowest_bit(out).unsqueeze(-1)
+    delta_unit = torch.minimum(delta_unit, _lowest_bit(x.dlse.unsqueeze(-1)).unsqueeze(-1))
+    dp = problem.v_descale * by_head(problem, by_kv_head(problem, x.dout).abs() @ x.v.mT.abs())
+    delta = (x.dout.abs() * out.abs()).sum(-1) + x.dlse.abs()
+    return (dp + delta.unsqueeze(-1)) * _EVALUATION < 2.0**53 * torch.minimum(dp_unit, delta_unit)
 
 
 def _stored_probability_error(

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from flashcheck.arithmetic import Accumulator, Arithmetic, Machine, flash
 from flashcheck.bounds.interval import Interval, rounded_interval
-from flashcheck.bounds.result import ForwardBound, TensorBound
+from flashcheck.bounds.result import BackwardBound, ForwardBound, TensorBound
 from flashcheck.checks import CHECKS, Judged, Status, check_named, reference
-from flashcheck.checks.reference import forward_reference, hinges
+from flashcheck.checks.reference import backward_reference, forward_reference, hinges
 from flashcheck.formats import FP32
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.kernel import Capabilities, ForwardResult, Kernel
 from flashcheck.loading import load
 from flashcheck.oracle import exact, fp64
+from flashcheck.oracle.quantities import BackwardQuantities
 from flashcheck.problem import Problem
 from tests.oracle.problems import random_problem
 from tests.oracle.test_ladder import NearTie, near_ties
@@ -149,6 +150,32 @@ def test_a_row_climbs_because_the_verdict_on_it_hinges() -> None:
     hinging = forward_reference(problem, low, bound, ForwardResult(got, low.lse.float()))
     assert hinging.rows["fp64"] == 3
     assert sum(hinging.rows.values()) == 4
+
+
+def test_gradients_stop_at_the_rung_that_settles_a_verdict() -> None:
+    gen = torch.Generator().manual_seed(0)
+    q, k, v, dout = (torch.randn(1, 1, 4, 8, generator=gen) for _ in range(4))
+    problem = Problem(q=q, k=k, v=v, dout=dout)
+    forward = fp64.forward(problem)
+    stored = forward.out.float(), forward.lse.float()
+    low = fp64.backward(problem, *stored)
+    got = low.dq.float()
+    above = float(torch.nextafter(got[0, 0, 2, 3], torch.tensor(torch.inf)))
+    limit = torch.full_like(low.dq, 1e-6)
+    # The end of what is accepted is a rounding boundary to within float64's error, the kernel just past it.
+    limit[0, 0, 2, 3] = (float(got[0, 0, 2, 3]) + above) / 2 - low.dq[0, 0, 2, 3]
+
+    def bound_of(gradients: BackwardQuantities) -> BackwardBound:
+        bound = rounded_interval(gradients.dq, limit, FP32)
+        nothing = torch.zeros_like(limit)
+        exactly = replace(bound, error=limit)  # ``rounded_interval`` adds a little
+        return BackwardBound({"dq": TensorBound(exactly, nothing, nothing.bool(), prediction_gates=False)})
+
+    calm = backward_reference(problem, forward, low, bound_of, {"dq": got}, stored)
+    assert calm.rows == {"fp64": 4}
+    got[0, 0, 2, 3] = above
+    hinging = backward_reference(problem, forward, low, bound_of, {"dq": got}, stored)
+    assert hinging.rows == {"double-double": 4}
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -59,14 +59,16 @@ def stored(problem: Problem, full: ForwardQuantities) -> dict[str, torch.Tensor]
     return {"out": full.out + noise / 8, "lse": lse}
 
 
-@pytest.mark.parametrize("conditional", [False, True])
+@pytest.mark.parametrize("output", ["from scratch", "float64", "bf16"])
 @pytest.mark.parametrize("seed", range(48))
-def test_backward(seed: int, conditional: bool) -> None:
+def test_backward(seed: int, output: str) -> None:
     problem = problem_of(seed)
     if 0 in (problem.num_queries, problem.num_keys):
         pytest.skip("nothing is computed")
     low, high = fp64.forward(problem), double_double.forward(problem)
-    given = stored(problem, low) if conditional else {}
+    given = {} if output == "from scratch" else stored(problem, low)
+    if output == "bf16":  # dP - delta is then often exact
+        given["out"] = given["out"].bfloat16().double()
     expected = exact.backward(problem, digits=DIGITS, **given)  # type: ignore[arg-type]
     gradients = (fp64.backward(problem, **given), double_double.backward(problem, **given))
     claims = (
@@ -99,6 +101,29 @@ def test_claims_are_tight_on_ordinary_problems() -> None:
             claimed = own_error.forward_error(problem, got, used)
             assert float(claimed.out.max()) < limit
             assert float(claimed.lse.max()) < limit
+
+
+def one_key(v: float, out: float, dout: float) -> tuple[Problem, dict[str, torch.Tensor]]:
+    def filled(x: float) -> torch.Tensor:
+        return torch.full((1, 1, 1, 3), x, dtype=torch.float64)
+
+    problem = Problem(q=filled(0.7), k=filled(1.1), v=filled(v), dout=filled(dout))
+    return problem, {"out": filled(out), "lse": torch.full((1, 1, 1), 1.3, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize("change", ["none", "v with more bits", "wide apart"])
+def test_a_difference_of_exact_sums_has_no_error(change: str) -> None:
+    """One key, O = V: dQ and dK are 0 and known to be. Not so where sums need more than 53 bits."""
+    v, out, dout = {
+        "none": (1.75, 1.75, -0.375),
+        "v with more bits": (0.7, 0.7, 0.3),
+        "wide apart": (1.75, 2.0**60, 1.0),
+    }[change]
+    problem, given = one_key(v, out, dout)
+    got = fp64.backward(problem, **given)
+    claimed = own_error.backward_error(problem, fp64.forward(problem), got, unit.FP64, **given)
+    assert (float(claimed.dq.max()) < 2.0**-900) is (change == "none")
+    assert (float(claimed.dk.max()) < 2.0**-900) is (change == "none")
 
 
 def test_a_wrong_score_breaks_the_claim() -> None:
