@@ -4,9 +4,12 @@ A mean error of b predicted standard deviations raises the rms ratio to sqrt(1 +
 4 %, which no rms check can reject, while truncation instead of rounding to nearest, a reciprocal of too few
 bits or a constant cut short push every element the same way. The statistic is
 
-    B = mean over elements of sign(exact) * (got - exact) / predicted rms
+    B = mean over elements of sign(exact) * (got - expected) / predicted rms
 
-with its standard error from whole rows and from whole problems, the larger one, as in ``rms``.
+where ``expected`` is what the known roundings of P, dS and the output give (THEORY.md section 6), and the
+exact value where they are not known. Known roundings are no bias, though they lean one way wherever weights
+are alike: for scores near 0 every P just under 1 is stored as 1 in 8 bits, in every row. B is taken with its
+standard error from whole rows and from whole problems, the larger one, as in ``rms``.
 """
 
 from __future__ import annotations

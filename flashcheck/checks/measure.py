@@ -11,6 +11,7 @@ from torch import Tensor
 from flashcheck.bounds.copies import distinct_rows
 from flashcheck.bounds.result import TensorBound
 from flashcheck.checks.record import Location
+from flashcheck.formats import round_nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def measure(name: str, got: Tensor, bound: TensorBound, live: Tensor) -> Measure
         slack=_slack(error, bound.interval.bound, judged),
         rms=_rms(error, bound, single),
         gates=bound.prediction_gates,
-        bias=_bias(got - bound.interval.exact, bound, single),
+        bias=_bias(got, bound, single),
     )
 
 
@@ -117,9 +118,14 @@ def _rms(error: Tensor, bound: TensorBound, judged: Tensor) -> RmsSums | None:
     return RmsSums(measured.flatten(), predicted.flatten(), reference)
 
 
-def _bias(signed: Tensor, bound: TensorBound, judged: Tensor) -> BiasSums | None:
+def _bias(got: Tensor, bound: TensorBound, judged: Tensor) -> BiasSums | None:
     exact = bound.interval.exact
+    # Roundings of P and of the output that are known lean the same way wherever weights are alike: no bias.
+    known = bound.centred
+    signed = got - (exact if known is None else round_nearest(known.exact, known.fmt))
     used = _predictable(signed, bound, judged) & (exact != 0)
+    if known is not None:
+        used &= torch.isfinite(known.error)
     if not bool(used.any()):
         return None
     outward = torch.where(used, signed * torch.sign(exact) / bound.predicted_rms, 0.0)
