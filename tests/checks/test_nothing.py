@@ -1,5 +1,5 @@
-"""Problems without queries, without keys, or with such a sequence: honest kernels pass every check, and a kernel
-that leaves early does not."""
+"""Problems without queries, without keys, or with such a sequence: honest kernels pass every check, and a
+kernel that leaves early does not."""
 
 from __future__ import annotations
 
