@@ -80,6 +80,12 @@ _SUITS: dict[str, Callable[[ProblemSpec], bool]] = {
 }
 
 
+_PREFERS: dict[str, Callable[[ProblemSpec], bool]] = {
+    "isolation.buffers": lambda s: s.key_lengths is not None and min(s.key_lengths) < s.num_keys,
+}
+"""Problems on which a check sees more: one of these first, where the plan has one."""
+
+
 def suits(name: str, spec: ProblemSpec) -> bool:
     """A check that runs the kernel again has something to say on this problem, at a price worth paying."""
     if "overflows" in FAMILIES[spec.family].properties or not (spec.num_queries and spec.num_keys):
@@ -114,10 +120,11 @@ def assigned(specs: Sequence[ProblemSpec], first_dtype: bool) -> list[tuple[str,
         wanted |= dict.fromkeys(ONCE, 1)
     for name in sorted(wanted, key=lambda n: -CHECKS[n].reruns):
         fitting = [i for i, spec in enumerate(specs) if suits(name, spec)]
-        for _ in range(wanted[name]):
+        for number in range(wanted[name]):
             if not fitting:
                 break
-            best = min(fitting, key=lambda i: (load[i] + CHECKS[name].reruns) * cost(specs[i]))
+            preferred = [i for i in fitting if number == 0 and name in _PREFERS and _PREFERS[name](specs[i])]
+            best = min(preferred or fitting, key=lambda i: (load[i] + CHECKS[name].reruns) * cost(specs[i]))
             fitting.remove(best)
             chosen[best].add(name)
             load[best] += CHECKS[name].reruns + 1

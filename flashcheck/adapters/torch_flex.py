@@ -130,7 +130,7 @@ def compiled_arithmetic(problem: Problem) -> Arithmetic:
 def _call(attention: Callable[..., Any], problem: Problem) -> ForwardResult:
     from torch.nn.attention.flex_attention import AuxRequest
 
-    p = problem
+    p = _without_padding(problem)
     with torch.no_grad():
         out, aux = attention(
             p.q,
@@ -164,6 +164,15 @@ def _score_mod(problem: Problem) -> Callable[..., Tensor] | None:
         return score
 
     return score_mod
+
+
+def _without_padding(p: Problem) -> Problem:
+    """Padding may hold anything; here it is data that a mask hides, which must be finite: zeros."""
+    if p.key_lengths is None:
+        return p
+    padding = torch.arange(p.num_keys, device=p.k.device) >= p.key_lengths.unsqueeze(-1)
+    hidden = padding[:, None, :, None]
+    return p.replaced(k=p.k.masked_fill(hidden, 0.0), v=p.v.masked_fill(hidden, 0.0))
 
 
 def _block_mask(problem: Problem) -> Any:

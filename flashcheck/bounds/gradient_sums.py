@@ -161,6 +161,8 @@ class GradientSum:
 
     def _alignment(self, size: Tensor, slack: Tensor) -> Tensor | float:
         """[G2] Subnormal operands of a block unit, without the factor."""
+        if not self.unit.alignment:
+            return 0.0
         weights, other = self.formats
         unit = 1 / self.arithmetic.probability_scale if self.name == "dv" else 1.0
         return alignment_error(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -75,7 +76,13 @@ def rounded_interval(
     Rounding is monotone, so the ends of the interval round to the ends of the accepted set; this is
     tighter than adding half an ulp (THEORY.md section 2.5). ``error`` may be inf.
     """
-    error = error * _EVALUATION + 1e-14 * exact.abs().nan_to_num(0.0, 0.0)
+    error, size = error * _EVALUATION, exact.abs()
+    whole = torch.add(error, size, alpha=1e-14)
+    if math.isfinite(float(whole.sum())):  # the ordinary case, in fewer steps
+        lower, upper = round_nearest(torch.stack([exact - whole, exact + whole]), fmt).unbind(0)
+        never = torch.zeros_like(exact, dtype=torch.bool) if may_overflow is None else may_overflow
+        return Interval(exact, whole, lower, upper, never, fmt)
+    error = error + 1e-14 * size.nan_to_num(0.0, 0.0)
     unlimited = ~torch.isfinite(error)
     lower = torch.where(unlimited, -torch.inf, round_nearest(exact - error, fmt))
     upper = torch.where(unlimited, torch.inf, round_nearest(exact + error, fmt))

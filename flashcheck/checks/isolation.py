@@ -25,7 +25,7 @@ def isolation_buffers(judged: Judged) -> Record:
     around the data (a guard against NaN would hide the fault), then with NaN. Both results must agree in
     every bit, the first must obey the bound (other strides may mean another order of summation), and
     nothing in the allocations, the inputs included, may be written (contract, point 6). Masks and biases
-    lie in such memory too.
+    lie in such memory too, and keys past ``key_lengths`` are poisoned like what lies around the tensors.
     """
     name = "isolation.buffers"
     line = judged.problem.describe()
@@ -39,14 +39,12 @@ def isolation_buffers(judged: Judged) -> Record:
 
 
 def _fault(judged: Judged, problem: Problem, hosts: list[Hosted], names: tuple[str, ...]) -> str:
-    for host in hosts:
-        host.poison(FINITE_POISON)
+    _poison(problem, hosts, FINITE_POISON)
     finite = judged.run(problem)
     over = _outside_bound(judged, finite)
     if over:
         return f"other strides, or finite numbers between them, change the result: {over}"
-    for host in hosts:
-        host.poison(torch.nan)
+    _poison(problem, hosts, torch.nan)
     before = [host.snapshot() for host in hosts]
     poisoned = judged.run(problem)
     touched = [
@@ -61,6 +59,15 @@ def _fault(judged: Judged, problem: Problem, hosts: list[Hosted], names: tuple[s
         return f"poison outside the data changes the result: {over}" if over else ""
     difference = first_difference(finite, poisoned)
     return f"poison outside the data changes the result: {difference}" if difference else ""
+
+
+def _poison(problem: Problem, hosts: list[Hosted], value: float) -> None:
+    for host in hosts:
+        host.poison(value)
+    if problem.key_lengths is not None:
+        padding = torch.arange(problem.num_keys) >= problem.key_lengths.unsqueeze(-1)
+        for x in (problem.k, problem.v):
+            x.masked_fill_(padding[:, None, :, None], value)
 
 
 def _outside_bound(judged: Judged, result: ForwardResult) -> str:

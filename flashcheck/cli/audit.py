@@ -13,7 +13,8 @@ from flashcheck.cli.app import OUTPUT, PLAN, NoColor, app, consoles
 @app.command()
 def audit(
     mutant: Annotated[
-        list[str] | None, typer.Option(help="Only this mutant; repeat for more.", rich_help_panel=PLAN)
+        list[str] | None,
+        typer.Option(help="Only this mutant or patch; repeat for more.", rich_help_panel=PLAN),
     ] = None,
     rivals: Annotated[
         bool,
@@ -23,8 +24,22 @@ def audit(
             rich_help_panel=PLAN,
         ),
     ] = False,
+    patches: Annotated[
+        Path | None,
+        typer.Option(
+            help="Audit with these source patches of a real kernel instead: a folder of *.toml.",
+            file_okay=False,
+            exists=True,
+            rich_help_panel=PLAN,
+        ),
+    ] = None,
     json: Annotated[
-        Path | None, typer.Option(help="Write the rows here.", dir_okay=False, rich_help_panel=OUTPUT)
+        Path | None,
+        typer.Option(
+            help="Write the rows here; parts of the file that were not run are kept.",
+            dir_okay=False,
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
     no_color: NoColor = False,
 ) -> None:
@@ -32,7 +47,10 @@ def audit(
 
     Exit code: 0 all caught, 1 one survived or the control was rejected.
     """
-    from flashcheck.commands.audit import run_audit
+    from flashcheck.commands.audit import run_audit, run_patch_audit
 
     stdout, stderr = consoles(no_color)
-    raise typer.Exit(run_audit(tuple(mutant or ()), rivals, json, stdout, stderr))
+    names = tuple(mutant or ())
+    if patches is not None:
+        raise typer.Exit(run_patch_audit(patches, names, json, stdout, stderr))
+    raise typer.Exit(run_audit(names, rivals, json, stdout, stderr))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,9 +19,10 @@ from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 
 from flashcheck.fuzz.case import FuzzCase
 from flashcheck.fuzz.groups import Failure, Group, group_of
-from flashcheck.fuzz.judge import CaseReport, extra_checks, forward_checks
+from flashcheck.fuzz.judge import CaseReport, backward_checks, extra_checks, forward_checks
 from flashcheck.fuzz.runner import InProcessRunner, Runner
 from flashcheck.fuzz.signature import Focus
+from flashcheck.fuzz.statistics import ONE_IN, sampled
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.strategies import specs
 from flashcheck.kernel import Capabilities
@@ -39,7 +40,7 @@ class Shard:
     Attributes:
         number: names it; seed: of Hypothesis' draws.
         focus: the part of the declaration that its problems are drawn from.
-        cases: how many it draws at most; shrinking comes on top.
+        cases: how many it draws at most, those for the statistics among them; shrinking comes on top.
         seconds: it ends earlier when they are over; finish: nothing is shrunk or reduced past these.
         known: groups that are found already: their failures are counted and go by.
         examples: folder of Hypothesis' database, or None.
@@ -111,7 +112,12 @@ class _Hunt:
     shrink_until: float = 0.0
     index: int = 0
 
+    def sample(self, case: FuzzCase) -> None:
+        """Judges a case that Hypothesis knows nothing of."""
+        self._judge(case)
+
     def run(self, case: FuzzCase) -> None:
+        """Judges a case that Hypothesis drew, and says what it is worth."""
         report, group = self.reports.get(case) or self._judge(case)
         if group is not None:
             raise self.types[group.id](group.id)
@@ -175,8 +181,10 @@ def hunt(
     if shard.examples is not None:
         database = DirectoryBasedExampleDatabase(Path(shard.examples))
 
+    first = shard.cases // ONE_IN
+
     @settings(  # outside of seed, which takes the database away from settings that it finds
-        max_examples=shard.cases,
+        max_examples=shard.cases - first,
         database=database,
         derandomize=False,  # where CI is set Hypothesis would ignore the seed and the database
         deadline=None,
@@ -192,6 +200,8 @@ def hunt(
         state.run(case)
 
     try:
+        for case in sample(subject.capabilities, shard, subject.has_backward, first):
+            state.sample(case)
         attention_case()
     except (_Stop, CaseFailedError):
         pass  # what failed stands in state.found
@@ -200,6 +210,12 @@ def hunt(
         if others is not None:
             raise others from None
     return list(state.found.values())
+
+
+def sample(capabilities: Capabilities, shard: Shard, backward: bool, count: int) -> Iterator[FuzzCase]:
+    """The shard's cases for the statistics; of the gradients too, where there is a backward."""
+    checks = forward_checks() + (backward_checks() if backward else ())
+    return sampled(shard.focus, capabilities, checks, shard.seed, count)
 
 
 def cases(capabilities: Capabilities, shard: Shard, backward: bool) -> st.SearchStrategy[FuzzCase]:

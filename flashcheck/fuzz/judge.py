@@ -17,6 +17,7 @@ from flashcheck.checks.rms import RmsTally
 from flashcheck.fuzz.against import compared
 from flashcheck.fuzz.case import FuzzCase
 from flashcheck.fuzz.groups import Failure, Group, group_of
+from flashcheck.fuzz.statistics import GROUP_CHECKS, statistics_of
 from flashcheck.inputs.coverage import covered
 from flashcheck.inputs.values import FAMILIES
 from flashcheck.kernel import Kernel
@@ -25,9 +26,6 @@ from flashcheck.reruns import ONCE
 
 ORDINARY = "normal"
 """The family of values on which a fault shows best."""
-
-GROUP_CHECKS = tuple(n for n, c in CHECKS.items() if c.grouped)
-"""Verdicts over many problems: one problem alone, found by a search, proves nothing about a mean."""
 
 
 def forward_checks() -> tuple[str, ...]:
@@ -40,10 +38,21 @@ def forward_checks() -> tuple[str, ...]:
 
 
 def extra_checks(kernel_has_backward: bool) -> tuple[tuple[str, ...], ...]:
-    """What a case may be judged on besides: one check that reruns the kernel, or the backward's."""
+    """What a case may be judged on besides: one check that reruns the kernel, or the backward's.
+
+    Each is drawn as often as any other, the backward's one time in four.
+    """
     reruns = [(n,) for n, c in CHECKS.items() if c.reruns and n not in ONCE]
-    backward = tuple(n for n in CHECKS if n.startswith("backward") and n not in GROUP_CHECKS)
-    return ((), *([backward] if kernel_has_backward else []), *reruns)
+    backward = [backward_checks()] * (len(reruns) // 3) if kernel_has_backward else []
+    return ((), *backward, *reruns)
+
+
+def backward_checks() -> tuple[str, ...]:
+    """Checks of the backward that share one run of it, the strongest statement first."""
+    names = [
+        n for n, c in CHECKS.items() if n.startswith("backward") and not c.reruns and n not in GROUP_CHECKS
+    ]
+    return tuple(sorted(names, key=lambda name: name != "backward.bound"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,7 @@ class CaseReport:
         seconds: build, first (first kernel call), kernel (all further calls), judge.
         judge_fault: the judge's own failure, or "".
         against: tensor -> what ``against.compared`` says of the other kernel.
+        statistics: tensor -> sums for the checks that judge many problems together, where they are asked for.
     """
 
     failure: Failure | None = None
@@ -68,6 +78,7 @@ class CaseReport:
     seconds: dict[str, float] = field(default_factory=dict)
     judge_fault: str = ""
     against: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    statistics: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -126,7 +137,9 @@ def judge_case(
 def _judge(judged: Judged, case: FuzzCase, known: Sequence[Group]) -> CaseReport:
     failure: Failure | None = None
     masked: list[str] = []
-    names = case.checks if judged.answers() else ("forward.bound",)
+    # One problem alone, found by a search, proves nothing about a mean: grouped checks get sums, no verdict.
+    alone = tuple(name for name in case.checks if name not in GROUP_CHECKS)
+    names = alone if judged.answers() else ("forward.bound",)
     forward_is_wrong = False
     for name in names:
         backward = name.startswith("backward")
@@ -146,9 +159,13 @@ def _judge(judged: Judged, case: FuzzCase, known: Sequence[Group]) -> CaseReport
         masked.append(group.id)
     if not judged.answers():
         return CaseReport(failure, tuple(masked))
-    margins, rms = _numbers(judged, case)
+    backward = any(name.startswith("backward") for name in alone)
+    margins, rms = _numbers(judged, case, backward)
     labels = tuple(sorted(covered(case.spec, judged.problem))) if case.tensors is None else ()
-    return CaseReport(failure, tuple(masked), margins, rms, labels)
+    sums = {}
+    if len(alone) < len(case.checks):
+        sums = statistics_of(judged, backward)
+    return CaseReport(failure, tuple(masked), margins, rms, labels, statistics=sums)
 
 
 def _failure(judged: Judged, record: Record, case: FuzzCase) -> Failure:
@@ -189,13 +206,9 @@ def _on_ordinary_values(judged: Judged, case: FuzzCase) -> dict[str, str]:
     return {kind: proved[kind] for kind in allowed_classes(judged, proved)}
 
 
-def _numbers(judged: Judged, case: FuzzCase) -> tuple[dict[str, float], dict[str, float]]:
+def _numbers(judged: Judged, case: FuzzCase, backward: bool) -> tuple[dict[str, float], dict[str, float]]:
     measured = dict(judged.measured)
-    if (
-        any(n.startswith("backward") for n in case.checks)
-        and judged.backward_defined
-        and judged.differentiates()
-    ):
+    if backward and judged.backward_defined and judged.differentiates():
         measured |= judged.measured_gradients
     margins = {t: m.worst.margin for t, m in measured.items() if m.worst is not None}
     rms = {}

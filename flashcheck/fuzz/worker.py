@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import signal
 import time
+import traceback
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from flashcheck.fuzz.confirm import REDUCE_SECONDS, confirmed, with_script
@@ -35,7 +37,10 @@ class WorkerTask:
 
 
 def work(task: WorkerTask, pipe: Connection) -> None:
-    """Sends ("subject", ...), then for each shard ("case", line)..., ("found", id)..., ("done", number)."""
+    """Sends ("subject", ...), then for each shard ("case", line)..., ("found", id)..., ("done", number).
+
+    ("refused", why) where no kernel loads, ("broken", why) where flashcheck itself failed.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the campaign decides when to stop
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # this process must not touch the GPU
     import torch
@@ -52,6 +57,10 @@ def work(task: WorkerTask, pipe: Connection) -> None:
         pipe.send(("refused", str(error)))
     except (EOFError, ConnectionError):
         pass  # the campaign is gone
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}:{place.lineno}"
+        pipe.send(("broken", f"a worker failed: {type(error).__name__} in {where}: {error}"))
     finally:
         runner.close()
 

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flashcheck.audit import AuditRow
+from flashcheck.audit import AuditRow, EquivalentRow
 from flashcheck.rivals import MatrixRow, summarised
 
 
@@ -34,6 +34,19 @@ def print_audit(console: Console, rows: list[AuditRow]) -> None:
         ),
         soft_wrap=True,
     )
+
+
+def print_equivalents(console: Console, rows: list[EquivalentRow]) -> None:
+    """Changes that are proved to change nothing, with the proof, or the bits that refute it."""
+    if not rows:
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False, title="equivalent: they count neither way")
+    for heading in ("patch", "bits", "change", "proof"):
+        table.add_column(heading)
+    for row in rows:
+        bits = Text(row.difference, style="bold red") if row.difference else Text("the same", style="green")
+        table.add_row(row.patch, bits, row.change, row.proof)
+    console.print(table)
 
 
 def print_rivals(console: Console, rows: list[AuditRow], matrix: list[MatrixRow]) -> None:
