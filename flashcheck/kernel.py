@@ -22,6 +22,7 @@ from torch import Tensor
 from flashcheck import arithmetic
 from flashcheck.arithmetic import INTERPRETER, Arithmetic, Machine
 from flashcheck.errors import ArgumentError, UnknownNameError
+from flashcheck.flushing import flushed_formats
 from flashcheck.formats import format_named
 from flashcheck.problem import OPTIONS, Problem
 
@@ -145,12 +146,13 @@ def default_arithmetic(problem: Problem) -> Arithmetic:
 
 
 def machine_for(device: torch.device) -> Machine:
-    """The machine model of a torch device: the CPU is IEEE; of GPUs only Hopper is modelled.
+    """The machine model of a torch device: the CPU is IEEE, but for matrix products that are found to flush
+    subnormal numbers; of GPUs only Hopper is modelled.
 
     Raises ArgumentError for a device whose arithmetic nobody has described.
     """
     if device.type == "cpu":
-        return arithmetic.IEEE
+        return arithmetic.flushing(arithmetic.IEEE, flushed_formats())
     if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9:
         return arithmetic.HOPPER
     raise ArgumentError("device", device, "cpu, or cuda of compute capability 9.x (Hopper)")

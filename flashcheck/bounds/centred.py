@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
-from flashcheck.bounds.alignment import alignment_of_values
+from flashcheck.bounds.alignment import subnormal_values
 from flashcheck.bounds.gradient_sums import GradientSum
 from flashcheck.bounds.interval import Interval, rounded_interval
 from flashcheck.bounds.numbers import UNIT, exp_clipped, expm1_clipped, is_power_of_two
@@ -80,13 +80,13 @@ def forward_interval(
     unit = machine.accumulator(arithmetic.product_format or fmt)
     gamma = unit.gamma(num_keys, arithmetic.block_keys or SMALLEST_TILE) + weights.rescales * UNIT
     centre = weighted(rows.problem, numerator, rows.values)
-    shares = numerator + slack if unit.alignment else numerator
+    shares = numerator + slack if unit.alignment or unit.flush_subnormals else numerator
     charged = slack.mul_(1 + gamma).add_(numerator, alpha=gamma)
     error = weighted_above(rows.problem, charged, rows.values.abs())
     scaled = factor * weights.denominator
     error = error + unit.floor(num_keys) / scaled
     steps = -(-num_keys // unit.block) + weights.rescales
-    error = error + alignment_of_values(rows, shares, scaled, unit, steps, arithmetic)
+    error = error + subnormal_values(rows, shares, scaled, unit, steps, arithmetic)
     error = error * (1 + quotient) + quotient * centre.abs()
     error = torch.where(rows.live, error.nan_to_num(torch.inf, torch.inf), torch.inf)
     return rounded_interval(torch.where(rows.live, centre, 0.0), error, arithmetic.output_format, overflow)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds import centred, rms
-from flashcheck.bounds.alignment import alignment_of_values
+from flashcheck.bounds.alignment import subnormal_values
 from flashcheck.bounds.interval import Interval, rounded_interval
 from flashcheck.bounds.numbers import (
     FP32_MAX,
@@ -146,11 +146,11 @@ def _out_error(
     in_units = arithmetic.normalise == "after_product"
     scaled = arithmetic.probability_scale * (weights.denominator if in_units else torch.ones_like(rows.lse))
     floor = unit.floor(num_keys) * max(problem.v_descale, 1.0) / scaled
-    if unit.alignment:
+    if unit.alignment or unit.flush_subnormals:
         shares = probability.largest
         shares = shares if probability.error is None else shares + probability.error
         steps = -(-num_keys // unit.block) + weights.rescales
-        floor = floor + alignment_of_values(rows, shares, scaled, unit, steps, arithmetic)
+        floor = floor + subnormal_values(rows, shares, scaled, unit, steps, arithmetic)
     quotient = (1 + machine.division_error) / max(1 - sums, 2.0**-20) - 1  # [O4]
     return softmax + (summed + floor) * (1 + quotient) + quotient * (out.abs() + softmax)
 

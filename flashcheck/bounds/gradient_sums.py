@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
-from flashcheck.bounds.alignment import alignment_error, operand
+from flashcheck.bounds.alignment import operand, subnormal_error
 from flashcheck.bounds.numbers import SMALLEST_FP32, SMALLEST_NORMAL_FP32, UNIT, is_power_of_two
 from flashcheck.bounds.products import by_head, by_kv_head, product_above, signed_product
 from flashcheck.bounds.tiling import SMALLEST_TILE
@@ -139,7 +139,7 @@ class GradientSum:
             on_both += 3 * UNIT
         charged = torch.add(slack, size + slack, alpha=on_both)  # [G1], [G2]
         error = self.apply(charged, self.size, above=True)
-        error = error.add_(self._alignment(size, slack)).mul_(factor * (1 + 2 * UNIT))
+        error = error.add_(self._subnormal(size, slack)).mul_(factor * (1 + 2 * UNIT))
         steps = 0.0
         if self.name != "dv" or factor != 1.0:
             error.add_(exact.abs(), alpha=2 * UNIT)
@@ -147,6 +147,8 @@ class GradientSum:
             if a.scale_placement == "operands":
                 error.add_(self._subnormal_scaled(size, slack))
         floor = self.unit.floor(self.terms) * factor + self.terms * SMALLEST_FP32 * steps
+        if self.unit.flush_subnormals:  # once more after the factor, and where a tile's sum is read again
+            floor += self.terms * 2 * SMALLEST_NORMAL_FP32
         error.add_(floor / min(a.probability_scale, 1.0))  # [G5]
         narrow = self.group_format
         if a.grad_accumulator_format is None and narrow is None:
@@ -159,13 +161,13 @@ class GradientSum:
                 stored = stored + self.problem.group * narrow.unit_roundoff * partial
         return error + (stored if self.over_keys else sum_group(stored, self.problem))
 
-    def _alignment(self, size: Tensor, slack: Tensor) -> Tensor | float:
-        """[G2] Subnormal operands of a block unit, without the factor."""
-        if not self.unit.alignment:
+    def _subnormal(self, size: Tensor, slack: Tensor) -> Tensor | float:
+        """[G2] Subnormal operands, without the factor."""
+        if not (self.unit.alignment or self.unit.flush_subnormals):
             return 0.0
         weights, other = self.formats
         unit = 1 / self.arithmetic.probability_scale if self.name == "dv" else 1.0
-        return alignment_error(
+        return subnormal_error(
             self.unit,
             operand(size + slack, weights, least=size - slack, unit=unit),
             operand(self.size, other),

@@ -58,7 +58,7 @@ class _Backward:
         self.eager = arithmetic.normalise == "before_product"
         self.lse = lse.float()
         # A row that sees no key adds nothing, also where a sink makes its LSE finite (contract, point 4).
-        self.alive = ~torch.isneginf(self.lse) & self.scores.visible.any(-1)
+        self.alive = self.scores.weighs | (~torch.isneginf(self.lse) & self.scores.visible.any(-1))
         shape = (problem.batch, problem.num_heads, problem.num_queries, problem.value_dim)
         given = torch.zeros(shape) if problem.dout is None else problem.dout
         dout = given.float()
@@ -153,8 +153,8 @@ class _Backward:
         """exp(s - lse) by the kernel's exponential; the forward's own P where the softmax is eager."""
         if self.shares is not None:
             return self.shares[..., rows, keys]
-        reference = finite_reference(self.lse[..., rows])
-        return self.scores.weigh(self.scores.exponent_against_lse(tile, reference))
+        # A row of scores that all overflowed has an LSE of -inf: its P is NaN, as its output was, not 0.
+        return self.scores.weigh(self.scores.exponent_against_lse(tile, self.lse[..., rows]))
 
     def _grad_probabilities(self, rows: slice, keys: slice) -> Tensor:
         """dP = dO V^T, times the descale of V."""
