@@ -14,8 +14,8 @@ from flashcheck.mutants import MUTANTS
 
 FILE = Path(__file__).parents[2] / "flashcheck" / "checks" / "FAULTS.md"
 HEAD = """# Which check is for which fault
-Classes of faults that users of attention kernels have reported in public, and the checks that are for each. The table
-is made by `python -m tests.checks.faults_table`; `flashcheck list coverage` prints it with the number of seeded faults,
+Classes of faults that users of attention kernels have reported in public, and the checks that are for each.
+The table is made by `python -m tests.checks.faults_table`; `flashcheck list coverage` prints it,
 `flashcheck list checks` says what each check does.
 
 | | class | seeded faults | checks |
