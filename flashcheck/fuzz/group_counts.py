@@ -25,6 +25,8 @@ from flashcheck.mutants.registry import control
 
 LARGEST = 129
 
+_Known = tuple[Group, Failure, FuzzCase]
+
 
 def groups_of(name: str, seed: int, failures: int, draws: int, seconds: float) -> dict[str, Any]:
     """Groups that a mutant's first ``failures`` failing problems fall into.
@@ -35,7 +37,7 @@ def groups_of(name: str, seed: int, failures: int, draws: int, seconds: float) -
     kernel, honest = mutant.make(), control(mutant.splits, mutant.tiling_known)
     rng = random.Random(seed)
     extras = extra_checks(kernel.backward is not None)
-    known: list[tuple[Group, Failure]] = []
+    known: list[_Known] = []
     started, failed, drawn = time.process_time(), 0, 0
     while failed < failures and drawn < draws and time.process_time() - started < seconds:
         drawn += 1
@@ -46,20 +48,45 @@ def groups_of(name: str, seed: int, failures: int, draws: int, seconds: float) -
         backward = any(n.startswith("backward") for n in more)
         if not _differs(kernel, honest, spec, backward):
             continue
-        report = judge_case(kernel, FuzzCase(spec, (*forward_checks(), *more)), known=[g for g, _ in known])
+        case = FuzzCase(spec, (*forward_checks(), *more))
+        report = judge_case(kernel, case, known=[g for g, _, _ in known])
         failed += report.failure is not None or bool(report.masked)
         if report.failure is not None:
-            known.append((group_of(report.failure, ()), report.failure))
+            known = _told(kernel, known, case, report.failure)
     return {
         "mutant": name,
         "groups": len(known),
         "failures": failed,
         "drawn": drawn,
         "findings": [
-            {"check": f.check, "classes": list(g.classes), "message": f.message, "guesses": list(f.guesses)}
-            for g, f in known
+            {
+                "check": f.check,
+                "classes": list(g.classes),
+                "looks": list(g.looks),
+                "message": f.message,
+                "guesses": list(f.guesses),
+            }
+            for g, f, _ in known
         ],
     }
+
+
+def _told(kernel: Kernel, known: list[_Known], case: FuzzCase, failure: Failure) -> list[_Known]:
+    """The findings after one more, merged as a campaign's directory merges them."""
+    new = group_of(failure, ())
+    kept = []
+    for group, old, first in known:
+        if group.holds(failure) or new.holds(old):
+            new = new.joined(old)
+        elif (
+            group.looks
+            and (again := judge_case(kernel, first, candidates=(new,)).failure)
+            and new.holds(again)
+        ):
+            new = new.joined(again)
+        else:
+            kept.append((group, old, first))
+    return [*kept, (new, failure, case)]
 
 
 def _differs(kernel: Kernel, honest: Kernel, spec: ProblemSpec, backward: bool) -> bool:

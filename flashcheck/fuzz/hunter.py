@@ -10,7 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings, target
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 
 from flashcheck.fuzz.case import FuzzCase
-from flashcheck.fuzz.groups import Failure, Group, group_of
+from flashcheck.fuzz.groups import STRONGEST, Failure, Group, group_of
 from flashcheck.fuzz.judge import CaseReport, backward_checks, extra_checks, forward_checks
 from flashcheck.fuzz.runner import InProcessRunner, Runner
 from flashcheck.fuzz.signature import Focus
@@ -132,12 +132,13 @@ class _Hunt:
             raise _Stop
         if not self.found and self.index >= self.shard.cases:
             raise _Stop
-        report = self.runner.judge(case, self.shard.known)
+        groups = [f.fits for f in self.found.values()]
+        report = self.runner.judge(case, self.shard.known, groups)
         group = None
         if report.failure is not None:
-            groups = [f.group for f in self.found.values()]
             failure = report.failure
-            group = group_of(failure, (*self.shard.known, *groups))
+            known = [g for g in self.shard.known if not g.yields_to(failure)]
+            group = self._named(group_of(failure, (*known, *groups)))
             if group in self.shard.known:  # a crash: the dead process could not know
                 report, group = CaseReport(masked=(group.id,), seconds=report.seconds), None
             else:
@@ -147,6 +148,10 @@ class _Hunt:
         self.reports[case] = report, group
         return report, group
 
+    def _named(self, group: Group) -> Group:
+        """A group of this shard as its first failure defined it: its name stays while its classes narrow."""
+        return next((f.group for f in self.found.values() if group == f.fits), group)
+
     def _note(self, group: Group, case: FuzzCase, failure: Failure) -> None:
         found = self.found.get(group.id)
         if found is None:
@@ -155,8 +160,12 @@ class _Hunt:
             self.shrink_until = max(self.shrink_until, time.monotonic()) + SHRINK_SECONDS
             return
         found.cases += 1
-        found.fits = found.fits.narrowed(failure)
-        if case.size < found.case.size:
+        stronger = found.fits.yields_to(failure)
+        weaker = found.failure.check in STRONGEST and failure.check not in STRONGEST
+        found.fits = found.fits.joined(failure)
+        if stronger:
+            found.fits = replace(found.fits, check=failure.check)
+        if stronger or (not weaker and case.size < found.case.size):
             found.case, found.failure = case, failure
 
     def _novelty(self, spec: ProblemSpec) -> float:

@@ -34,7 +34,10 @@ LARGEST = 129
 ORDINARY = tuple(name for name, family in FAMILIES.items() if "ordinary" in family.properties)
 
 GROUP_CHECKS = tuple(name for name, check in CHECKS.items() if check.grouped)
-"""Verdicts over many problems; in a case's checks they ask for its sums."""
+"""Verdicts over many problems: one problem alone, found by a search, proves nothing about a mean."""
+
+SUMS = "statistics"
+"""Among a case's checks: its sums are wanted, for those verdicts."""
 
 TENSORS = ("O", "dQ", "dK", "dV")
 
@@ -52,7 +55,7 @@ def sampled(
         fits = spec.gradient == "normal" and max(spec.num_queries, spec.num_keys) <= LARGEST
         if fits and is_legal(spec, narrow):
             drawn += 1
-            yield FuzzCase(spec, (*checks, *GROUP_CHECKS))
+            yield FuzzCase(spec, (*checks, SUMS))
 
 
 @dataclass(slots=True)

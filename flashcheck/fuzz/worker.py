@@ -113,7 +113,18 @@ def store_finding(task: WorkerTask, runner: Runner, found: Found, seconds: float
     task.store.add(first)  # at once: reducing takes seconds, and this process may be killed
     better = confirmed(first, runner, seconds)
     better = with_script(better, runner, task.store.folder / "findings")
-    return task.store.add(replace(better, cases=0))  # its cases are counted already
+    better = task.store.add(replace(better, cases=0))  # its cases are counted already
+    _absorb(task.store, runner, better)
+    return better
+
+
+def _absorb(store: Store, runner: Runner, new: Finding) -> None:
+    """Earlier findings of which only the look was known are judged again: the new one may explain them."""
+    for other in store.findings():
+        if other.id != new.id and other.group.looks:
+            failure = runner.judge(other.first, candidates=(new.group,)).failure
+            if failure is not None and new.group.holds(failure):
+                store.absorb(other, failure, new.id)
 
 
 def start(context: Any, task: WorkerTask) -> tuple[Any, Connection]:
