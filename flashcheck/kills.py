@@ -1,0 +1,116 @@
+"""How long a seeded fault lives: `certify`'s own plan, in its order, until the first check fails."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flashcheck.certify import Progress, certify, one_thread
+from flashcheck.checks import CHECKS, Judged
+from flashcheck.kernel import Kernel
+from flashcheck.loading import load
+from flashcheck.mutants import Mutant, control
+from flashcheck.mutants.patched import patched_kernel
+from flashcheck.mutants.patches import Patch
+from flashcheck.plan import make_plan
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """What became of one fault under one plan.
+
+    Attributes:
+        mutant: its name; letter: its class.
+        level: of the plan.
+        check: the first check that failed, "" for a survivor.
+        spec: the problem on which it failed (plain data of a ``ProblemSpec``); None for a survivor, and where
+            a sum over the problems of a dtype failed.
+        cases: problems judged until then; planned: in the whole plan.
+        seconds: processor time until then, the plan's making included.
+        false_alarm: the check also fails on that problem for the honest kernel.
+    """
+
+    mutant: str
+    letter: str
+    level: str
+    check: str
+    spec: dict[str, Any] | None
+    cases: int
+    planned: int
+    seconds: float
+    false_alarm: bool
+
+    @property
+    def killed(self) -> bool:
+        """Rejected, and for the fault's sake."""
+        return bool(self.check) and not self.false_alarm
+
+
+def hunt_mutants(
+    mutants: Iterable[Mutant], level: str, on_kill: Callable[[Kill], None] = lambda _: None
+) -> list[Kill]:
+    """Hunts every emulated fault."""
+    kills = []
+    for mutant in mutants:
+        honest = control(mutant.splits, mutant.tiling_known)
+        kills.append(hunt(mutant.name, mutant.letter, mutant.make(), honest, level))
+        on_kill(kills[-1])
+    return kills
+
+
+def hunt_patches(
+    patches: Iterable[Patch], level: str, on_kill: Callable[[Kill], None] = lambda _: None
+) -> list[Kill]:
+    """Hunts every fault in the source of a real kernel; equivalent patches are left out.
+
+    Raises ArgumentError for a patch that does not apply.
+    """
+    kills = []
+    for patch in patches:
+        if not patch.equivalent:
+            with patched_kernel(patch) as kernel:
+                kills.append(hunt(patch.name, patch.letter, kernel, load(patch.kernel), level))
+            on_kill(kills[-1])
+    return kills
+
+
+def hunt(name: str, letter: str, kernel: Kernel, honest: Kernel, level: str) -> Kill:
+    """Runs the plan on the faulty kernel until a check fails; then that check on the honest one."""
+    started = time.process_time()
+    ended: list[tuple[int, float]] = []
+
+    def on_progress(progress: Progress) -> None:
+        if progress.failures:
+            ended.append((progress.done, time.process_time() - started))
+
+    plan = make_plan(kernel, level)
+    outcome = certify(kernel, plan, stop_at_first=True, on_progress=on_progress)
+    cases, seconds = ended[0] if ended else (outcome.judged, time.process_time() - started)
+    found = outcome.findings[0] if outcome.findings else None
+    spec = found.spec if found is not None else None
+    check = found.record.check if found is not None else ""
+    alarm = False
+    if spec is not None:
+        with one_thread():
+            alarm = CHECKS[check].on(Judged(honest, spec.build())).failed
+    data = None if spec is None else spec.to_json()
+    return Kill(name, letter, level, check, data, cases, len(plan.cases), round(seconds, 2), alarm)
+
+
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """The lives of many faults in four numbers; seconds are of the killed ones, NaN where none is."""
+
+    killed: int
+    total: int
+    median_seconds: float
+    worst_seconds: float
+
+
+def lives(kills: Sequence[Kill]) -> Lives:
+    """Sums up."""
+    seconds = [k.seconds for k in kills if k.killed] or [float("nan")]
+    return Lives(sum(k.killed for k in kills), len(kills), statistics.median(seconds), max(seconds))
