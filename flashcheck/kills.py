@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from flashcheck.certify import Progress, certify, one_thread
 from flashcheck.checks import CHECKS, Judged
+from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.kernel import Kernel
 from flashcheck.loading import load
 from flashcheck.mutants import Mutant, control
 from flashcheck.mutants.patched import patched_kernel
 from flashcheck.mutants.patches import Patch
-from flashcheck.plan import make_plan
+from flashcheck.plan import Plan, make_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,8 @@ class Kill:
         spec: the problem on which it failed (plain data of a ``ProblemSpec``); None for a survivor, and where
             a sum over the problems of a dtype failed.
         cases: problems judged until then; planned: in the whole plan.
-        seconds: processor time until then, the plan's making included.
+        seconds: processor time until then, the plan's making included; None where the failure was met in a
+            lesser plan and its problem and check lie in this one too (``cases``: at the latest).
         false_alarm: the check also fails on that problem for the honest kernel.
     """
 
@@ -40,7 +43,7 @@ class Kill:
     spec: dict[str, Any] | None
     cases: int
     planned: int
-    seconds: float
+    seconds: float | None
     false_alarm: bool
 
     @property
@@ -48,33 +51,66 @@ class Kill:
         """Rejected, and for the fault's sake."""
         return bool(self.check) and not self.false_alarm
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Kill:
+        """A recorded row; keys that are no fields are left out."""
+        return cls(**{f.name: data[f.name] for f in fields(cls)})
+
 
 def hunt_mutants(
-    mutants: Iterable[Mutant], level: str, on_kill: Callable[[Kill], None] = lambda _: None
+    mutants: Iterable[Mutant],
+    level: str,
+    on_kill: Callable[[Kill], None] = lambda _: None,
+    lesser: Mapping[str, Kill] | None = None,
 ) -> list[Kill]:
-    """Hunts every emulated fault."""
+    """Hunts every emulated fault.
+
+    ``lesser``: what a lesser plan did, by mutant. Where the failure that it met, problem and check, lies in
+    this plan too, a kernel that is a function of its arguments fails there again, and is not run.
+    """
     kills = []
     for mutant in mutants:
-        honest = control(mutant.splits, mutant.tiling_known)
-        kills.append(hunt(mutant.name, mutant.letter, mutant.make(), honest, level))
+        honest, kernel = control(mutant.splits, mutant.tiling_known), mutant.make()
+        known = (lesser or {}).get(mutant.name)
+        kill = None if known is None else implied(known, make_plan(kernel, level))
+        kills.append(kill or hunt(mutant.name, mutant.letter, kernel, honest, level))
         on_kill(kills[-1])
     return kills
 
 
 def hunt_patches(
-    patches: Iterable[Patch], level: str, on_kill: Callable[[Kill], None] = lambda _: None
+    patches: Iterable[Patch],
+    level: str,
+    on_kill: Callable[[Kill], None] = lambda _: None,
+    lesser: Mapping[str, Kill] | None = None,
 ) -> list[Kill]:
     """Hunts every fault in the source of a real kernel; equivalent patches are left out.
 
-    Raises ArgumentError for a patch that does not apply.
+    ``lesser``: as for `hunt_mutants`. Raises ArgumentError for a patch that does not apply.
     """
     kills = []
     for patch in patches:
-        if not patch.equivalent:
+        if patch.equivalent:
+            continue
+        clean, known = load(patch.kernel), (lesser or {}).get(patch.name)
+        kill = None if known is None else implied(known, make_plan(clean, level))
+        if kill is None:
             with patched_kernel(patch) as kernel:
-                kills.append(hunt(patch.name, patch.letter, kernel, load(patch.kernel), level))
-            on_kill(kills[-1])
+                kill = hunt(patch.name, patch.letter, kernel, clean, level)
+        kills.append(kill)
+        on_kill(kill)
     return kills
+
+
+def implied(kill: Kill, plan: Plan) -> Kill | None:
+    """The failure of a lesser plan in this one; None where it does not lie in it, or nothing was met."""
+    if kill.spec is None or not kill.killed:
+        return None
+    spec = ProblemSpec.from_json(kill.spec)
+    at = next((n for n, c in enumerate(plan.cases) if c.spec == spec and kill.check in c.checks), None)
+    if at is None:
+        return None
+    return replace(kill, level=plan.level, cases=at + 1, planned=len(plan.cases), seconds=None)
 
 
 def hunt(name: str, letter: str, kernel: Kernel, honest: Kernel, level: str) -> Kill:
@@ -102,7 +138,7 @@ def hunt(name: str, letter: str, kernel: Kernel, honest: Kernel, level: str) -> 
 
 @dataclass(frozen=True, slots=True)
 class Lives:
-    """The lives of many faults in four numbers; seconds are of the killed ones, NaN where none is."""
+    """The lives of many faults in four numbers; seconds are of the killed ones, NaN unless all were run."""
 
     killed: int
     total: int
@@ -112,5 +148,8 @@ class Lives:
 
 def lives(kills: Sequence[Kill]) -> Lives:
     """Sums up."""
-    seconds = [k.seconds for k in kills if k.killed] or [float("nan")]
-    return Lives(sum(k.killed for k in kills), len(kills), statistics.median(seconds), max(seconds))
+    killed = [k for k in kills if k.killed]
+    seconds = [k.seconds for k in killed if k.seconds is not None]
+    if not killed or len(seconds) < len(killed):
+        seconds = [math.nan]
+    return Lives(len(killed), len(kills), statistics.median(seconds), max(seconds))

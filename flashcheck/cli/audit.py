@@ -27,7 +27,8 @@ def audit(
     level: Annotated[
         str | None,
         typer.Option(
-            help="Also: certify's plan of this level on every fault, until a check fails (half an hour).",
+            help="Also: certify's plan of this level on every fault, until a check fails (half an hour). "
+            "What --json holds of level quick is not run again where this plan holds it too.",
             rich_help_panel=PLAN,
         ),
     ] = None,

@@ -61,7 +61,8 @@ def run_audit(
         print_rivals(stdout, rows, matrix)
     if level is not None:
         with Counting(stderr, f"mutants, level {level}") as progress:
-            kills = hunt_mutants(mutants, level, _counted(progress, len(mutants), lambda k: k.mutant))
+            on_kill = _counted(progress, len(mutants), lambda k: k.mutant)
+            kills = hunt_mutants(mutants, level, on_kill, _lesser(file, "mutants", level))
         _note_kills(parts, "mutants", level, kills, stdout)
     if precision:
         with Counting(stderr, "losses of precision") as progress:
@@ -105,7 +106,8 @@ def run_patch_audit(
     print_equivalents(stdout, equivalents)
     if level is not None:
         with Counting(stderr, f"patches, level {level}") as progress:
-            kills = hunt_patches(chosen, level, _counted(progress, len(rows), lambda k: k.mutant))
+            on_kill = _counted(progress, len(rows), lambda k: k.mutant)
+            kills = hunt_patches(chosen, level, on_kill, _lesser(file, "patches", level))
         _note_kills(parts, "patches", level, kills, stdout)
     if file is not None:
         _write(file, parts)
@@ -131,6 +133,14 @@ def _rows(rows: Sequence[AuditRow]) -> list[dict[str, object]]:
 def _note_kills(parts: dict[str, Any], kind: str, level: str, kills: list[Kill], stdout: Console) -> None:
     parts["kills"] = {f"{kind}, {level}": [asdict(kill) | {"killed": kill.killed} for kill in kills]}
     print_kills(stdout, kills, level)
+
+
+def _lesser(file: Path | None, kind: str, level: str) -> dict[str, Kill]:
+    """What the file tells of level quick, by name; nothing where there is no file, or that is the level."""
+    if file is None or not file.is_file() or level == "quick":
+        return {}
+    rows = json.loads(file.read_text(encoding="utf-8")).get("kills", {}).get(f"{kind}, quick", [])
+    return {row["mutant"]: Kill.from_json(row) for row in rows}
 
 
 def _write(file: Path, parts: dict[str, Any]) -> None:

@@ -101,8 +101,9 @@ class FlashForward:
         scale = scale_of(p, on, self._scales)
         heads = _key_heads(p, on)
         q, k, v = p.q.float(), p.k.float()[:, heads], p.v.float()[:, heads]
-        if p.num_heads > 1 and p.q.stride(1) >= 2**31 and on("offset-32-bits"):
-            q = q[:, :1].expand(-1, p.num_heads, -1, -1)  # 2^31 wraps to a place before the first head
+        near = -(-(2**31) // max(p.q.stride(1), 1))  # heads whose offset does not wrap
+        if near < p.num_heads and on("offset-32-bits"):
+            q = torch.cat([q[:, :near], q[:, :1].expand(-1, p.num_heads - near, -1, -1)], 1)
         if on("value-fixed-point"):
             v = torch.round(v * 2.0**26) / 2.0**26
         if on("value-range-clipped"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -58,16 +59,18 @@ def print_kills(console: Console, kills: list[Kill], level: str) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False, title=f"the plan of level {level}")
     for heading in ("mutant", "killed by", "problems", "processor time"):
         table.add_column(heading, justify="right" if heading in ("problems", "processor time") else "left")
-    for kill in sorted(kills, key=lambda k: (k.killed, -k.seconds)):
+    for kill in sorted(kills, key=lambda k: (k.killed, -(k.seconds or 0.0))):
         by = Text(kill.check) if kill.killed else Text("SURVIVED", style="bold red")
-        table.add_row(kill.mutant, by, f"{kill.cases} of {kill.planned}", f"{kill.seconds:.1f} s")
+        table.add_row(kill.mutant, by, f"{kill.cases} of {kill.planned}", _seconds(kill))
     console.print(table)
     sums = lives(kills)
-    console.print(
-        f"level {level}: {sums.killed} of {sums.total} killed; median {sums.median_seconds:.1f} s, "
-        f"worst {sums.worst_seconds:.1f} s",
-        soft_wrap=True,
-    )
+    times = f"median {sums.median_seconds:.1f} s, worst {sums.worst_seconds:.1f} s"
+    told = "" if math.isnan(sums.worst_seconds) else f"; {times}"
+    console.print(f"level {level}: {sums.killed} of {sums.total} killed{told}", soft_wrap=True)
+
+
+def _seconds(kill: Kill) -> str:
+    return "at the latest" if kill.seconds is None else f"{kill.seconds:.1f} s"
 
 
 def print_grades(console: Console, grades: list[Grade]) -> None:

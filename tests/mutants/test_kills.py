@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from flashcheck.formats import FP16, FP32
 from flashcheck.grades import accuracy_plan, grade
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.kernel import Kernel
-from flashcheck.kills import Kill, hunt, hunt_mutants, lives
+from flashcheck.kills import Kill, hunt, hunt_mutants, implied, lives
 from flashcheck.mutants import control, mutant_named
 from flashcheck.mutants.losses import LOSSES, Graded, Loss, lossy_kernel
 from flashcheck.mutants.registry import kernel_with
@@ -47,6 +48,20 @@ def test_a_check_that_rejects_the_honest_kernel_too_kills_nobody(monkeypatch: py
     assert kill.check
     assert kill.false_alarm
     assert not kill.killed
+
+
+def test_a_failure_that_a_larger_plan_holds_is_not_met_twice() -> None:
+    plan = make_plan(control(), "standard")
+    case = plan.cases[40]
+    met = Kill("m", "S", "quick", case.checks[0], case.spec.to_json(), 3, 9, 1.0, False)
+    known = implied(met, plan)
+    assert known is not None
+    assert (known.level, known.cases, known.planned, known.seconds) == ("standard", 41, len(plan.cases), None)
+    assert math.isnan(lives([known]).worst_seconds)
+    assert implied(replace(met, check="no such check"), plan) is None
+    assert implied(replace(met, spec=replace(case.spec, seed=0).to_json()), plan) is None
+    assert implied(replace(met, false_alarm=True), plan) is None
+    assert Kill.from_json(asdict(known) | {"killed": True}) == known
 
 
 def test_lives_are_summed_up_over_the_killed() -> None:

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections import Counter
-from dataclasses import fields
 from pathlib import Path
 
 from flashcheck.files import write_atomically
@@ -96,12 +96,14 @@ def kills_table() -> str:
     ]
     for key, rows in audit["kills"].items():
         kind, level = key.split(", ")
-        known = {f.name for f in fields(Kill)}
-        kills = [Kill(**{name: value for name, value in row.items() if name in known}) for row in rows]
+        kills = [Kill.from_json(row) for row in rows]
         sums, cases = lives(kills), sorted(k.cases for k in kills if k.killed)
+        run = not math.isnan(sums.worst_seconds)
+        times = f"{sums.median_seconds:.1f} s | {sums.worst_seconds:.0f} s" if run else "- | -"
+        planned = max(k.planned for k in kills)
         lines.append(
-            f"| {KINDS[kind]} | {level} | {sums.killed} of {sums.total} | {sums.median_seconds:.1f} s | "
-            f"{sums.worst_seconds:.0f} s | {statistics.median(cases):g} | {cases[-1]} of {kills[0].planned} |"
+            f"| {KINDS[kind]} | {level} | {sums.killed} of {sums.total} | {times} | "
+            f"{statistics.median(cases):g} | {cases[-1]} of {planned} |"
         )
     return "\n".join(lines)
 
