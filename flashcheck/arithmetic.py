@@ -8,6 +8,7 @@ section 2 defines every symbol.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
@@ -71,6 +72,9 @@ class Arithmetic:
         grad_accumulator_format: dQ is rounded into this format after every key tile, dK and dV after
             every query tile (None: they are summed in fp32 and rounded once).
         block_queries: queries per tile in the backward; None where unknown.
+        grad_probability_format: dP is rounded into this format (None: it stays fp32).
+        scaled_grad_score_format: dS, in its own format, is multiplied by the scale and rounded into this
+            format before the products for dQ and dK (None: the scale multiplies their sums).
         group_grad_format: under grouped heads, the dK and dV of each query head are rounded into this
             format before they are summed over the group (None: the sum is taken in fp32).
     """
@@ -102,6 +106,8 @@ class Arithmetic:
     grad_accumulator_format: Format | None = None
     block_queries: int | None = None
     group_grad_format: Format | None = None
+    grad_probability_format: Format | None = None
+    scaled_grad_score_format: Format | None = None
     backward_exp_error: float | None = None
     backward_exp_flush: float | None = None
 
@@ -223,7 +229,7 @@ class Accumulator:
             no alignment loss).
         precision: significand bits of the running sum.
         rounding: of the running sum, after each step.
-        flush_subnormals: subnormal operands and results may be replaced by zero.
+        flush_subnormals: subnormal operands (of their own format), products and sums may be replaced by zero.
     """
 
     block: int = 1
@@ -272,11 +278,13 @@ class Accumulator:
     def floor(self, terms: int) -> float:
         """What sums of ``terms`` products lose where products or sums are subnormal in fp32.
 
-        2^-149 for each product; a step of a block unit takes a sum under 2^-126 as if it were 2^-126.
+        2^-149 for each product, or 2^-126 for the product and for the sum where they are flushed; a step of
+        a block unit takes a sum under 2^-126 as if it were 2^-126.
         """
+        lost = terms * (2.0**-125 if self.flush_subnormals else 2.0**-149)
         if self.fraction_bits is None and self.precision >= 24:
-            return terms * 2.0**-149
-        return terms * 2.0**-149 + -(-terms // self.block) * (self.alignment + self.step_error) * 2.0**-126
+            return lost
+        return lost + -(-terms // self.block) * (self.alignment + self.step_error) * 2.0**-126
 
 
 IEEE_FP32 = Accumulator()
@@ -356,5 +364,16 @@ HOPPER = Machine(
     fused_multiply_add=True,
 )
 """H100/H200: wgmma truncates its sums (design facts; MMA-Sim), special functions from the PTX ISA."""
+
+
+def flushing(machine: Machine, formats: Iterable[str]) -> Machine:
+    """``machine`` with matrix units that flush subnormal numbers for operands of these formats."""
+    names = sorted(formats)
+    if not names:
+        return machine
+    units = {n: replace(machine.accumulators.get(n, machine.vector), flush_subnormals=True) for n in names}
+    name = f"{machine.name}, {' and '.join(names)} products flush"
+    return replace(machine, name=name, accumulators={**machine.accumulators, **units})
+
 
 MACHINES = {m.name: m for m in (IEEE, INTERPRETER, HOPPER)}

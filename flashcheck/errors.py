@@ -27,3 +27,11 @@ class UnknownNameError(ArgumentError):
         close = difflib.get_close_matches(got, names, n=3)
         hint = f" (did you mean {', '.join(close)}?)" if close else ""
         super().__init__(argument, repr(got), f"one of {', '.join(names)}{hint}")
+
+
+class UnusableError(ArgumentError):
+    """A kernel of a known name cannot run here; ``reason`` says why, in one line."""
+
+    def __init__(self, kernel: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__("KERNEL", kernel, f"a kernel that can run here; {reason}")

@@ -107,19 +107,24 @@ def ulp(x: Tensor, fmt: Format) -> Tensor:
     At a power of two it is the spacing above. Shape of ``x``; float64; NaN and inf give the
     spacing of the largest binade.
     """
-    bits = x.contiguous().view(torch.int64)
-    if fmt.min_exponent - fmt.precision + 1 < -1022:  # fp64: the quantum itself is subnormal
-        exponent = ((bits >> 52) & 0x7FF).clamp(min=fmt.min_exponent + 1023, max=2046)
-        return torch.ldexp(torch.ones_like(x), exponent - (fmt.precision - 1) - 1023)
-    # The bits of a float64's exponent alone are 2^floor(log2 |x|): 0 for float64 subnormals, which lie
-    # below every narrower format's emin, and inf for NaN.
-    binade = (bits & _EXPONENT_BITS).view(torch.float64)
-    return binade.clamp_(min=2.0**fmt.min_exponent, max=2.0**1023).mul_(2.0 ** (1 - fmt.precision))
+    return _spacing(x, fmt, 1.0)
 
 
 def half_ulp(x: Tensor, fmt: Format) -> Tensor:
     """Largest error of rounding to nearest at magnitude |x|; non-decreasing in |x|."""
-    return ulp(x, fmt).mul_(0.5)
+    return _spacing(x, fmt, 0.5)
+
+
+def _spacing(x: Tensor, fmt: Format, factor: float) -> Tensor:
+    """``ulp`` times a power of two."""
+    bits = x.contiguous().view(torch.int64)
+    if fmt.min_exponent - fmt.precision + 1 < -1022:  # fp64: the quantum itself is subnormal
+        exponent = ((bits >> 52) & 0x7FF).clamp(min=fmt.min_exponent + 1023, max=2046)
+        return torch.ldexp(torch.full_like(x, factor), exponent - (fmt.precision - 1) - 1023)
+    # The bits of a float64's exponent alone are 2^floor(log2 |x|): 0 for float64 subnormals, which lie
+    # below every narrower format's emin, and inf for NaN.
+    binade = (bits & _EXPONENT_BITS).view(torch.float64)
+    return binade.clamp_(min=2.0**fmt.min_exponent, max=2.0**1023).mul_(factor * 2.0 ** (1 - fmt.precision))
 
 
 def round_nearest(x: Tensor, fmt: Format) -> Tensor:
@@ -130,7 +135,11 @@ def round_nearest(x: Tensor, fmt: Format) -> Tensor:
     """
     if fmt is FP64:
         return x
-    spacing = ulp(x, fmt)
+    return round_to_spacing(x, ulp(x, fmt), fmt)
+
+
+def round_to_spacing(x: Tensor, spacing: Tensor, fmt: Format) -> Tensor:
+    """``round_nearest`` for a caller who has ``ulp(x, fmt)`` already."""
     return _limit((x / spacing).round_().mul_(spacing), x, fmt)
 
 
@@ -145,12 +154,13 @@ def round_toward_zero(x: Tensor, fmt: Format) -> Tensor:
 
 
 def _limit(rounded: Tensor, x: Tensor, fmt: Format) -> Tensor:
-    magnitude = rounded.abs()
-    if not magnitude.numel() or bool(magnitude.amax() <= fmt.max_finite):  # False where there is a NaN
+    limit = fmt.max_finite
+    # Both comparisons are False where there is a NaN.
+    if not rounded.numel() or (float(rounded.amax()) <= limit and float(rounded.amin()) >= -limit):
         return rounded
-    over = magnitude > fmt.max_finite
-    limit = torch.full_like(x, fmt.max_finite if fmt.saturates else torch.inf)
-    return torch.where(over, torch.copysign(limit, x), rounded)
+    over = rounded.abs() > limit
+    end = torch.full_like(x, limit if fmt.saturates else torch.inf)
+    return torch.where(over, torch.copysign(end, x), rounded)
 
 
 def is_representable(x: Tensor, fmt: Format) -> Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor
 from flashcheck import arithmetic
 from flashcheck.arithmetic import INTERPRETER, Arithmetic, Machine
 from flashcheck.errors import ArgumentError, UnknownNameError
+from flashcheck.flushing import flushed_formats
 from flashcheck.formats import format_named
 from flashcheck.problem import OPTIONS, Problem
 
@@ -42,7 +43,7 @@ class Capabilities:
         lse: returns the log-sum-exp.
         empty_rows: rows that see no key follow the contract.
         cross_lengths: Nq may differ from Nk.
-        zero_length: Nk may be 0.
+        zero_length: Nk and Nq may be 0.
         any_strides: q, k, v may be any view.
         isolates_nonfinite: NaN and inf in visible data reach the rows that see them and no other.
         deterministic: bitwise the same result each time.
@@ -113,8 +114,8 @@ class Capabilities:
             return "grouped key/value heads are not declared"
         if problem.num_queries != problem.num_keys and not self.cross_lengths:
             return "Nq != Nk is not declared"
-        if problem.num_keys == 0 and not self.zero_length:
-            return "zero keys are not declared"
+        if 0 in (problem.num_queries, problem.num_keys) and not self.zero_length:
+            return "zero queries or keys are not declared"
         if problem.effective_scale <= 0 and not self.nonpositive_scale:
             return "a scale of zero or less is not declared"
         features = {*problem.options(), *(["nonpositive_scale"] if problem.effective_scale <= 0 else [])}
@@ -145,12 +146,13 @@ def default_arithmetic(problem: Problem) -> Arithmetic:
 
 
 def machine_for(device: torch.device) -> Machine:
-    """The machine model of a torch device: the CPU is IEEE; of GPUs only Hopper is modelled.
+    """The machine model of a torch device: the CPU is IEEE, but for matrix products that are found to flush
+    subnormal numbers; of GPUs only Hopper is modelled.
 
     Raises ArgumentError for a device whose arithmetic nobody has described.
     """
     if device.type == "cpu":
-        return arithmetic.IEEE
+        return arithmetic.flushing(arithmetic.IEEE, flushed_formats())
     if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9:
         return arithmetic.HOPPER
     raise ArgumentError("device", device, "cpu, or cuda of compute capability 9.x (Hopper)")

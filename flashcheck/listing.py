@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from flashcheck.errors import ArgumentError, UnknownNameError
+from flashcheck.errors import ArgumentError, UnknownNameError, UnusableError
+from flashcheck.problem import OPTIONS
+
+if TYPE_CHECKING:
+    from flashcheck.kernel import Kernel
 
 Rows = list[tuple[str, str]]
 
@@ -37,15 +42,27 @@ def _kernels() -> Rows:
     rows: Rows = []
     for name in (*BUILT_IN, *(k for k in read_settings(Path.cwd()).kernels if k not in BUILT_IN)):
         try:
-            capabilities = load(name).capabilities
+            rows.append((name, _declared(load(name))))
+        except UnusableError as error:
+            rows.append((name, f"not here: {error.reason}"))
         except (ArgumentError, ImportError, RuntimeError) as error:
-            rows.append((name, f"cannot run here: {error}"))
-            continue
-        options = ", ".join(capabilities.options)
-        rows.append(
-            (name, f"{', '.join(capabilities.dtypes)}; {options}; on {', '.join(capabilities.devices)}")
-        )
+            rows.append((name, f"not here: {str(error).strip().partition(chr(10))[0]}"))
     return [*rows, ("package.module:attribute", "your own: a callable like scaled_dot_product_attention")]
+
+
+def _declared(kernel: Kernel) -> str:
+    """Where it runs, its dtypes, whether it has a backward, its options (or the few that it lacks)."""
+    import torch
+
+    c = kernel.capabilities
+    present = [d for d in c.devices if d == "cpu" or torch.cuda.is_available()]
+    where = "" if present else f"not here: needs {' or '.join(c.devices)}; "
+    direction = "forward, backward" if kernel.backward is not None else "forward"
+    lacking = [option for option in OPTIONS if option not in c.options]
+    options = ", ".join(c.options) or "no options"
+    if len(lacking) < len(c.options):
+        options = "all options" + (f" but {', '.join(lacking)}" if lacking else "")
+    return f"{where}{' '.join(c.dtypes)}; {direction}; {options}"
 
 
 def _checks() -> Rows:

@@ -19,6 +19,13 @@ _MAKERS = {
     "eager": ("eager", "eager_kernel"),
     "jax.dot_product_attention": ("jax_attention", "dot_product_kernel"),
     "jax.pallas.mha": ("jax_attention", "pallas_kernel"),
+    "torch.varlen": ("torch_varlen", "varlen_kernel"),
+    "flash_attn.2": ("flash_attn", "two_kernel"),
+    "flash_attn.3": ("flash_attn", "three_kernel"),
+    "flash_attn.4": ("flash_attn", "four_kernel"),
+    "xformers.flash": ("xformers_attention", "flash_kernel"),
+    "xformers.cutlass": ("xformers_attention", "cutlass_kernel"),
+    "flashinfer.single_prefill": ("flashinfer_prefill", "single_prefill_kernel"),
 }
 
 

@@ -1,4 +1,5 @@
-"""What block units lose by aligning subnormal operands as if they were normal: THEORY.md section 2.3."""
+"""What units lose on subnormal operands: by flushing them, or by aligning them as if they were normal.
+THEORY.md section 2.3."""
 
 from __future__ import annotations
 
@@ -36,16 +37,18 @@ def operand(most: Tensor, fmt: Format, *, least: Tensor | None = None, unit: Ten
     return Operand(most, least, unit * 2.0**fmt.min_exponent, unit * fmt.quantum)
 
 
-def alignment_error(
+def subnormal_error(
     unit: Accumulator, left: Operand, right: Operand, product: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor | float:
     """Loss beyond ``unit.gamma`` of left @ right where operands are subnormal; 0 where none is.
 
+    A block unit aligns them as if their exponent were emin; a unit that flushes may take them for 0.
+
     Args:
         product: at least left @ right for two non-negative factors, shaped as the operands.
     """
-    lost = unit.alignment
-    if not lost:
+    lost, flushes = unit.alignment, unit.flush_subnormals
+    if not (lost or flushes):
         return 0.0
     # A value that rounds to 0 takes no part; 1 + 2^-10 for roundings on the way to the format.
     present = left.most * (2 + 2.0**-9) >= left.quantum
@@ -55,13 +58,22 @@ def alignment_error(
     if bool(low.any()):
         largest = torch.where(right.most > 0, right.most.clamp(min=right.smallest), 0.0)
         total = product(low.double() * (lost * left.smallest), largest)
+        if flushes:
+            total = total + product(low * _at_most(left.most, left.smallest), right.most)
     if bool(right_low.any()):
         raised = torch.where(present, left.most.clamp(min=left.smallest), 0.0)
         total = total + product(raised, right_low.double() * (lost * right.smallest))
+        if flushes:
+            total = total + product(left.most, right_low * _at_most(right.most, right.smallest))
     return total
 
 
-def alignment_of_values(
+def _at_most(x: Tensor, limit: Tensor | float) -> Tensor:
+    """min(x, limit), elementwise."""
+    return torch.minimum(x, limit) if isinstance(limit, Tensor) else x.clamp(max=limit)
+
+
+def subnormal_values(
     rows: SoftmaxRows, shares: Tensor, scaled: Tensor, unit: Accumulator, steps: float, arithmetic: Arithmetic
 ) -> Tensor | float:
     """The same of P V, (B, H, Nq, dv), in units of the output; any P may be subnormal.
@@ -71,7 +83,7 @@ def alignment_of_values(
         scaled: (B, H, Nq, 1) what P is multiplied by against its share.
         steps: of the unit, for a row.
     """
-    if not unit.alignment or not rows.num_keys:
+    if not (unit.alignment or unit.flush_subnormals) or not rows.num_keys:
         return 0.0
     p_format = arithmetic.product_format or arithmetic.probability_format
     v_format = arithmetic.product_format or arithmetic.input_format
@@ -86,4 +98,8 @@ def alignment_of_values(
     if bool(low.any()):
         raised = rows.hide(torch.maximum(shares, smallest_p))
         error = error + weighted_above(rows.problem, raised, low.double() * (unit.alignment * smallest))
+    if unit.flush_subnormals:
+        error = error + weighted_above(rows.problem, torch.minimum(shares, smallest_p), values)
+        if bool(low.any()):
+            error = error + weighted_above(rows.problem, shares, values * low)
     return error

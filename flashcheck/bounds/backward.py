@@ -7,17 +7,18 @@ of those two as well (``Given``) the same terms bound the distance from the exac
 from __future__ import annotations
 
 import math
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds import centred, rms_backward
-from flashcheck.bounds.gradient_sums import GradientSum, gradient_sums, sum_group
+from flashcheck.bounds.gradient_sums import GradientSum, Weights, gradient_sums, sum_group
 from flashcheck.bounds.interval import Interval, rounded_interval
 from flashcheck.bounds.numbers import FP32_MAX, UNIT, weighted_growth
 from flashcheck.bounds.pairs import Given, PairErrors, pair_errors
-from flashcheck.bounds.result import BackwardBound, TensorBound
+from flashcheck.bounds.result import BackwardBound, Prediction, TensorBound, unpredicted
 from flashcheck.bounds.rms import after_rounding
 from flashcheck.bounds.scores import ScoreError, score_error
 from flashcheck.formats import FP32, Format, format_of
@@ -53,30 +54,39 @@ def backward_bound(
     scores = score_error(problem, forward, arithmetic, machine) if scores is None else scores
     pairs = pair_errors(problem, forward, exact, given, scores, arithmetic, machine)
     sums = gradient_sums(problem, arithmetic, machine)
-    overflow = _overflow(sums, pairs, arithmetic)
+    p_weights = Weights(pairs.p, pairs.p_error + pairs.p_rounding)
+    ds_weights = Weights(pairs.ds.abs(), pairs.ds_error + pairs.ds_rounding)
+    weights = {"dq": ds_weights, "dk": ds_weights, "dv": p_weights}
+    overflow = _overflow(sums, weights, pairs, arithmetic)
     fmt = arithmetic.output_format
     conditional = given.lse_error is None
-    centres: dict[str, Interval] = {}
-    sigma: dict[str, Tensor] = {}
-    linear: dict[str, Tensor] = {}
-    if conditional:
-        stored = centred.predicted_pairs(pairs, arithmetic)
-        sigma = rms_backward.backward_sigma(problem, forward, exact, given.lse, pairs, stored, sums, machine)
-        linear = rms_backward.first_order(pairs, problem)
-        centres = centred.gradient_intervals(exact, stored, sums, overflow)
+
+    @cache
+    def stored() -> centred.PredictedPairs:
+        return centred.predicted_pairs(pairs, arithmetic, problem.effective_scale)
+
+    @cache
+    def sigma() -> dict[str, Tensor]:
+        return rms_backward.backward_sigma(problem, forward, exact, given.lse, pairs, stored(), sums, machine)
+
+    def prediction(name: str, value: Tensor) -> Prediction:
+        linear = rms_backward.first_order(pairs, problem)[name]
+        holds = (linear & torch.isfinite(value)).expand_as(value)
+        return Prediction(torch.where(holds, after_rounding(value, sigma()[name], fmt), 0.0), holds)
+
+    def centre(total: GradientSum, value: Tensor) -> Interval:
+        return centred.gradient_interval(total, value, stored(), overflow[total.name])
+
     tensors = {}
-    ds_slack, p_slack = pairs.ds_error + pairs.ds_rounding, pairs.p_error + pairs.p_rounding
-    ds_size = pairs.ds.abs()
     for name, total in sums.items():
         value = getattr(exact, name)
-        size, slack = (pairs.p, p_slack) if name == "dv" else (ds_size, ds_slack)
-        interval = _interval(value, total.error(value, size, slack), fmt, overflow[name])
-        if not conditional:
-            tensors[name] = _unpredicted(interval)
-            continue
-        holds = (linear[name] & torch.isfinite(value)).expand_as(value)
-        predicted = torch.where(holds, after_rounding(value, sigma[name], fmt), 0.0)
-        tensors[name] = TensorBound(interval, predicted, holds, fmt.precision <= 11, centres[name])
+        error = total.error(value, weights[name].size, weights[name].slack)
+        interval = _interval(value, error, fmt, overflow[name])
+        if conditional:
+            predict, around = partial(prediction, name, value), partial(centre, total, value)
+            tensors[name] = TensorBound(interval, predict, fmt.precision <= 11, around)
+        else:
+            tensors[name] = unpredicted(interval)
     if exact.dbias is not None and problem.bias is not None:
         tensors["dbias"] = _bias_bound(problem, exact.dbias, pairs, machine)
     if exact.dsink is not None and problem.sink is not None:
@@ -92,7 +102,7 @@ def _nothing(exact: BackwardQuantities, fmt: Format, *, with_scale: bool) -> Bac
     if with_scale:
         named["dscale"] = exact.dscale
     bounds = {
-        name: _unpredicted(rounded_interval(x, torch.zeros_like(x), fmt))
+        name: unpredicted(rounded_interval(x, torch.zeros_like(x), fmt))
         for name, x in named.items()
         if x is not None
     }
@@ -100,18 +110,16 @@ def _nothing(exact: BackwardQuantities, fmt: Format, *, with_scale: bool) -> Bac
 
 
 def _overflow(
-    sums: dict[str, GradientSum], pairs: PairErrors, arithmetic: Arithmetic
+    sums: dict[str, GradientSum], weights: dict[str, Weights], pairs: PairErrors, arithmetic: Arithmetic
 ) -> dict[str, Tensor | None]:
     """Elements whose computation may leave the range of fp32, or of a format that partial sums
     are kept in, on the way; shapes of q, k, v, or None where none can."""
     kept, grouped = arithmetic.grad_accumulator_format, arithmetic.group_grad_format
     stores = (FP32_MAX, *(f.max_finite for f in (kept, grouped) if f is not None))
     limit = min(stores) * (1 - 2.0**-10)
-    slack = {"dv": (pairs.p, pairs.p_error + pairs.p_rounding)}
-    slack["dq"] = slack["dk"] = (pairs.ds.abs(), pairs.ds_error + pairs.ds_rounding)
     result = {}
     for name, total in sums.items():
-        past = total.may_pass(*slack[name], limit)
+        past = total.may_pass(weights[name], limit)
         where = pairs.overflow_p if name == "dv" else pairs.overflow_ds
         if where is not None:
             if name == "dq":
@@ -125,15 +133,12 @@ def _overflow(
 
 def _interval(exact: Tensor, error: Tensor, fmt: Format, overflow: Tensor | None = None) -> Interval:
     """Gradients whose exact value is not finite are unlimited here; the non-finite checks judge them."""
+    overflow = None if overflow is None else overflow.expand_as(exact)
+    if math.isfinite(float(exact.sum() + error.sum())):
+        return rounded_interval(exact, error, fmt, overflow)
     finite = torch.isfinite(exact)
     error = torch.where(finite, error.nan_to_num(torch.inf, torch.inf), torch.inf)
-    overflow = None if overflow is None else overflow.expand_as(exact)
     return rounded_interval(torch.where(finite, exact, 0.0), error, fmt, overflow)
-
-
-def _unpredicted(interval: Interval) -> TensorBound:
-    nothing = torch.zeros_like(interval.exact)
-    return TensorBound(interval, nothing, nothing.bool(), prediction_gates=False)
 
 
 def _bias_bound(problem: Problem, exact: Tensor, pairs: PairErrors, machine: Machine) -> TensorBound:
@@ -150,7 +155,7 @@ def _bias_bound(problem: Problem, exact: Tensor, pairs: PairErrors, machine: Mac
     if overflow is not None:
         for dim in dims:
             overflow = overflow.any(dim, keepdim=True)
-    return _unpredicted(_interval(exact, error, format_of(problem.bias.dtype), overflow))
+    return unpredicted(_interval(exact, error, format_of(problem.bias.dtype), overflow))
 
 
 def _sink_bound(
@@ -176,7 +181,7 @@ def _sink_bound(
     overflow = ~(size.sum((0, 2)) < FP32_MAX)
     if pairs.overflow_delta is not None:
         overflow = overflow | pairs.overflow_delta.squeeze(-1).any(2).any(0)
-    return _unpredicted(_interval(exact.dsink, error, format_of(problem.sink.dtype), overflow))
+    return unpredicted(_interval(exact.dsink, error, format_of(problem.sink.dtype), overflow))
 
 
 def _scale_bound(
@@ -190,7 +195,7 @@ def _scale_bound(
     """[G8] dscale = sum dS q.k, stored in fp32; q.k errs as in [S1], taken from the scores' errors."""
     scale = abs(problem.effective_scale)
     if not scale:  # q.k cannot be had from scale q.k
-        return _unpredicted(rounded_interval(exact.dscale, torch.full_like(exact.dscale, torch.inf), FP32))
+        return unpredicted(rounded_interval(exact.dscale, torch.full_like(exact.dscale, torch.inf), FP32))
     descale = problem.q_descale * problem.k_descale
     products = (forward.products.abs() / scale).nan_to_num_(0.0, 0.0) * descale
     product_error = (scores.own / scale * descale).add_(products, alpha=2 * UNIT)
@@ -199,4 +204,4 @@ def _scale_bound(
     total = (size * (products + product_error)).sum()
     error = term.sum() + (machine.vector.gamma(size.numel()) + 2 * UNIT) * total
     overflow = ~(total < FP32_MAX)
-    return _unpredicted(_interval(exact.dscale, error, FP32, overflow))
+    return unpredicted(_interval(exact.dscale, error, FP32, overflow))

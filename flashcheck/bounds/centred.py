@@ -14,16 +14,15 @@ import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
-from flashcheck.bounds.alignment import alignment_of_values
+from flashcheck.bounds.alignment import subnormal_values
 from flashcheck.bounds.gradient_sums import GradientSum
 from flashcheck.bounds.interval import Interval, rounded_interval
 from flashcheck.bounds.numbers import UNIT, exp_clipped, expm1_clipped, is_power_of_two
 from flashcheck.bounds.pairs import PairErrors
 from flashcheck.bounds.products import weighted, weighted_above
 from flashcheck.bounds.tiling import SMALLEST_TILE
-from flashcheck.bounds.weights import WeightErrors, tile_weights
+from flashcheck.bounds.weights import WeightErrors
 from flashcheck.formats import Format, round_nearest
-from flashcheck.oracle.quantities import BackwardQuantities
 
 _LIMIT = 50.0  # e^50 is "anything" here
 
@@ -48,7 +47,7 @@ def forward_interval(
     fmt, factor = arithmetic.probability_format, arithmetic.probability_scale
     running, num_keys = tiling.running_max, rows.num_keys
     assert running is not None
-    weight = tile_weights(weights)
+    weight = weights.in_tiles
     if weights.linear:
         moved = (weight * weights.local).mul_(1 + weights.worst)
         more = less = (rows.p * weights.relative).sum(-1, keepdim=True) * (1 + weights.worst) + weights.shift
@@ -71,7 +70,7 @@ def forward_interval(
     slack.addcmul_(ambiguous, per_key(share * exp_clipped(chain)))
     numerator = stored.mul_(per_key(share))
     # A weight under the flush limit may be 0.
-    slack.addcmul_(weight.clamp_(max=weights.exponential.flush), per_key(share))
+    slack.addcmul_(weight.clamp(max=weights.exponential.flush), per_key(share))
     sums = machine.vector.gamma(num_keys) + weights.rescales * UNIT
     least = ((1 - less) * (1 - min(sums, 0.5))).clamp(min=1e-300)
     quotient = torch.maximum(
@@ -81,13 +80,13 @@ def forward_interval(
     unit = machine.accumulator(arithmetic.product_format or fmt)
     gamma = unit.gamma(num_keys, arithmetic.block_keys or SMALLEST_TILE) + weights.rescales * UNIT
     centre = weighted(rows.problem, numerator, rows.values)
-    shares = numerator + slack if unit.alignment else numerator
+    shares = numerator + slack if unit.alignment or unit.flush_subnormals else numerator
     charged = slack.mul_(1 + gamma).add_(numerator, alpha=gamma)
     error = weighted_above(rows.problem, charged, rows.values.abs())
     scaled = factor * weights.denominator
     error = error + unit.floor(num_keys) / scaled
     steps = -(-num_keys // unit.block) + weights.rescales
-    error = error + alignment_of_values(rows, shares, scaled, unit, steps, arithmetic)
+    error = error + subnormal_values(rows, shares, scaled, unit, steps, arithmetic)
     error = error * (1 + quotient) + quotient * centre.abs()
     error = torch.where(rows.live, error.nan_to_num(torch.inf, torch.inf), torch.inf)
     return rounded_interval(torch.where(rows.live, centre, 0.0), error, arithmetic.output_format, overflow)
@@ -103,50 +102,48 @@ class PredictedPairs:
     ds_slack: Tensor
 
 
-def predicted_pairs(pairs: PairErrors, arithmetic: Arithmetic) -> PredictedPairs:
-    """The stored operands of a backward's products."""
+def predicted_pairs(pairs: PairErrors, arithmetic: Arithmetic, scale: float) -> PredictedPairs:
+    """The stored operands of a backward's products, dS in units without the ``scale``."""
     p_format = arithmetic.probability_format
     ds_format = arithmetic.grad_score_format or p_format
     p, p_slack = _predicted(pairs.p, pairs.p_error, p_format, arithmetic.probability_scale)
-    return PredictedPairs(p, p_slack, *_predicted(pairs.ds, pairs.ds_error, ds_format, 1.0))
+    ds, ds_slack = _predicted(pairs.ds, pairs.ds_error, ds_format, 1.0)
+    if arithmetic.scaled_grad_score_format is not None and scale:
+        # What the first rounding leaves, the scale's own rounding and that of the product in fp32.
+        error = (ds_slack + 2 * UNIT * (ds.abs() + ds_slack)) * abs(scale)
+        ds, ds_slack = _predicted(ds * scale, error, arithmetic.scaled_grad_score_format, 1.0)
+        ds, ds_slack = ds / scale, ds_slack / abs(scale)
+    return PredictedPairs(p, p_slack, ds, ds_slack)
 
 
-def gradient_intervals(
-    exact: BackwardQuantities,
-    stored: PredictedPairs,
-    sums: dict[str, GradientSum],
-    overflow: dict[str, Tensor | None],
-) -> dict[str, Interval]:
-    """Centred intervals for dq, dk, dv; they need no tiling, since P is recomputed from the stored LSE.
+def gradient_interval(
+    total: GradientSum, exact: Tensor, stored: PredictedPairs, overflow: Tensor | None
+) -> Interval:
+    """Centred interval for dq, dk or dv; it needs no tiling, since P is recomputed from the stored LSE.
 
-    Gradients whose exact value is not finite (a stored LSE too coarse for its scores) are unlimited.
+    Gradients whose ``exact`` value is not finite (a stored LSE too coarse for its scores) are unlimited.
     """
-    size_ds = stored.ds.abs()
-    result = {}
-    for name, total in sums.items():
-        operand, size, slack = stored.ds, size_ds, stored.ds_slack
-        if name == "dv":
-            operand, size, slack = stored.p, stored.p, stored.p_slack
-        centre = total.apply(operand, total.other, above=False).mul_(total.factor)
-        error = total.error(centre, size, slack).nan_to_num_(torch.inf, torch.inf)
-        defined = torch.isfinite(getattr(exact, name)) & torch.isfinite(centre)
-        if not bool(defined.all()):
-            error, centre = torch.where(defined, error, torch.inf), torch.where(defined, centre, 0.0)
-        past = overflow[name]
-        past = None if past is None else past.expand_as(centre)
-        result[name] = rounded_interval(centre, error, total.arithmetic.output_format, past)
-    return result
+    operand, slack = (stored.p, stored.p_slack) if total.name == "dv" else (stored.ds, stored.ds_slack)
+    size = operand if total.name == "dv" else operand.abs()
+    centre = total.apply(operand, total.other, above=False).mul_(total.factor)
+    error = total.error(centre, size, slack).nan_to_num_(torch.inf, torch.inf)
+    defined = torch.isfinite(exact + centre)
+    if not bool(defined.all()):
+        defined = torch.isfinite(exact) & torch.isfinite(centre)
+        error, centre = torch.where(defined, error, torch.inf), torch.where(defined, centre, 0.0)
+    past = None if overflow is None else overflow.expand_as(centre)
+    return rounded_interval(centre, error, total.arithmetic.output_format, past)
 
 
 def _predicted(x: Tensor, error: Tensor, fmt: Format, factor: float) -> tuple[Tensor, Tensor]:
     """What x (times ``factor``) rounds to, and the width of what x +- error can round to: term [C1]."""
     if factor != 1.0:
         x, error = x * factor, error * factor
-    stored = round_nearest(x, fmt)
     if fmt.precision >= 24:
-        slack = 2 * error
+        stored, slack = round_nearest(x, fmt), 2 * error
     else:
-        slack = round_nearest(x + error, fmt).sub_(round_nearest(x - error, fmt))
+        stored, most, least = round_nearest(torch.stack([x, x + error, x - error]), fmt)
+        slack = most.sub_(least)
     if factor != 1.0:
         stored.div_(factor)
         slack.div_(factor)

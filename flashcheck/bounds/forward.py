@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds import centred, rms
-from flashcheck.bounds.alignment import alignment_of_values
-from flashcheck.bounds.interval import rounded_interval
+from flashcheck.bounds.alignment import subnormal_values
+from flashcheck.bounds.interval import Interval, rounded_interval
 from flashcheck.bounds.numbers import (
     FP32_MAX,
     LARGEST_LINEAR,
@@ -19,7 +20,7 @@ from flashcheck.bounds.numbers import (
     weighted_growth,
 )
 from flashcheck.bounds.products import weighted_above
-from flashcheck.bounds.result import ForwardBound, TensorBound
+from flashcheck.bounds.result import ForwardBound, Prediction, TensorBound
 from flashcheck.bounds.rows import SoftmaxRows, softmax_rows
 from flashcheck.bounds.scores import ScoreError, score_error
 from flashcheck.bounds.spread import Deviations
@@ -31,6 +32,7 @@ from flashcheck.bounds.weights import (
     probability_rounding,
     weight_errors,
 )
+from flashcheck.formats import Format
 from flashcheck.oracle.quantities import ForwardQuantities
 from flashcheck.problem import Problem
 
@@ -69,11 +71,12 @@ def forward_bound(
     )
     overflow = overflow & judged
     sum_overflow = _sum_may_overflow(rows, arithmetic) & judged
+    may_overflow = (overflow | sum_overflow).expand_as(exact.out)
     out_interval = rounded_interval(
         exact.out.nan_to_num(0.0, 0.0, 0.0),
         torch.where(unlimited, torch.inf, torch.where(judged & keys_seen, out_error, 0.0)),
         arithmetic.output_format,
-        (overflow | sum_overflow).expand_as(exact.out),
+        may_overflow,
     )
     lse_unlimited = unlimited.squeeze(-1)
     lse_interval = rounded_interval(
@@ -82,30 +85,33 @@ def forward_bound(
         arithmetic.lse_format,
         overflow.squeeze(-1),
     )
-    linear = judged & rms.first_order(weights)
-    sigma_out, sigma_lse = rms.forward_sigma(problem, exact, weights, arithmetic, machine)
-    sharp = arithmetic.output_format.precision <= 11
-    centred_interval = None
-    if centred.forward_applies(arithmetic) and problem.v_descale == 1.0:
-        centred_interval = centred.forward_interval(
-            weights, arithmetic, machine, (overflow | sum_overflow).expand_as(exact.out)
-        )
+
+    @cache
+    def sigma() -> tuple[Tensor, Tensor]:
+        return rms.forward_sigma(problem, exact, weights, arithmetic, machine)
+
+    def prediction(value: Tensor, deviation: Tensor, fmt: Format) -> Prediction:
+        linear = judged & rms.first_order(weights)
+        predicted = torch.where(linear, rms.after_rounding(value, deviation, fmt), 0.0)
+        return Prediction(predicted, linear.expand_as(value))
+
+    def of_lse() -> Prediction:
+        whole = prediction(rows.lse, sigma()[1], arithmetic.lse_format)
+        return Prediction(whole.rms.squeeze(-1), whole.holds.squeeze(-1))
+
+    def centre() -> Interval | None:
+        if not centred.forward_applies(arithmetic) or problem.v_descale != 1.0:
+            return None
+        return centred.forward_interval(weights, arithmetic, machine, may_overflow)
+
     return ForwardBound(
         out=TensorBound(
             out_interval,
-            torch.where(linear, rms.after_rounding(rows.out, sigma_out, arithmetic.output_format), 0.0),
-            linear.expand_as(rows.out),
-            sharp,
-            centred_interval,
+            lambda: prediction(rows.out, sigma()[0], arithmetic.output_format),
+            arithmetic.output_format.precision <= 11,
+            centre,
         ),
-        lse=TensorBound(
-            lse_interval,
-            torch.where(linear, rms.after_rounding(rows.lse, sigma_lse, arithmetic.lse_format), 0.0).squeeze(
-                -1
-            ),
-            linear.squeeze(-1),
-            prediction_gates=False,
-        ),
+        lse=TensorBound(lse_interval, of_lse, prediction_gates=False, centre=lambda: None),
         scores=errors,
     )
 
@@ -118,7 +124,7 @@ def _out_error(
     out, problem, num_keys = rows.out, rows.problem, rows.num_keys
     if num_keys == 0:
         return torch.zeros_like(out)
-    deviations = Deviations(problem, rows.values, out)
+    deviations = rows.deviations
     # A 16-bit output's own rounding hides what single precision loses in the sums of W |v - O|.
     precise = not weights.linear or arithmetic.output_format.precision >= 24
     softmax = _softmax_error(weights, deviations, precise=precise)
@@ -140,11 +146,11 @@ def _out_error(
     in_units = arithmetic.normalise == "after_product"
     scaled = arithmetic.probability_scale * (weights.denominator if in_units else torch.ones_like(rows.lse))
     floor = unit.floor(num_keys) * max(problem.v_descale, 1.0) / scaled
-    if unit.alignment:
+    if unit.alignment or unit.flush_subnormals:
         shares = probability.largest
         shares = shares if probability.error is None else shares + probability.error
         steps = -(-num_keys // unit.block) + weights.rescales
-        floor = floor + alignment_of_values(rows, shares, scaled, unit, steps, arithmetic)
+        floor = floor + subnormal_values(rows, shares, scaled, unit, steps, arithmetic)
     quotient = (1 + machine.division_error) / max(1 - sums, 2.0**-20) - 1  # [O4]
     return softmax + (summed + floor) * (1 + quotient) + quotient * (out.abs() + softmax)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
-from flashcheck.bounds.alignment import alignment_error, operand
+from flashcheck.bounds.alignment import operand, subnormal_error
 from flashcheck.bounds.numbers import SMALLEST_FP32, SMALLEST_NORMAL_FP32, UNIT, is_power_of_two
 from flashcheck.bounds.products import by_head, by_kv_head, product_above, signed_product
 from flashcheck.bounds.tiling import SMALLEST_TILE
@@ -43,6 +43,20 @@ def dout_format(problem: Problem, arithmetic: Arithmetic) -> Format:
     """The format in which the output gradient enters products: its own where none is declared for them."""
     own = FP32 if problem.dout is None else format_of(problem.dout.dtype)
     return arithmetic.product_format or own
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What dO, Q or K is multiplied by, (B, H, Nq, Nk): the magnitude of P or dS, and how far the stored
+    operand may lie from it."""
+
+    size: Tensor
+    slack: Tensor
+
+    @cached_property
+    def largest(self) -> float:
+        """Limit on the magnitude of the stored operands."""
+        return float(self.size.amax() + self.slack.amax()) if self.size.numel() else 0.0
 
 
 @dataclass(frozen=True)
@@ -139,14 +153,17 @@ class GradientSum:
             on_both += 3 * UNIT
         charged = torch.add(slack, size + slack, alpha=on_both)  # [G1], [G2]
         error = self.apply(charged, self.size, above=True)
-        error = error.add_(self._alignment(size, slack)).mul_(factor * (1 + 2 * UNIT))
+        error = error.add_(self._subnormal(size, slack)).mul_(factor * (1 + 2 * UNIT))
         steps = 0.0
         if self.name != "dv" or factor != 1.0:
             error.add_(exact.abs(), alpha=2 * UNIT)
             steps = 2.0
             if a.scale_placement == "operands":
                 error.add_(self._subnormal_scaled(size, slack))
-        floor = self.unit.floor(self.terms) * factor + self.terms * SMALLEST_FP32 * steps
+        before = max(factor, 1.0) if a.scaled_grad_score_format is not None else factor
+        floor = self.unit.floor(self.terms) * before + self.terms * SMALLEST_FP32 * steps
+        if self.unit.flush_subnormals:  # once more after the factor, and where a tile's sum is read again
+            floor += self.terms * 2 * SMALLEST_NORMAL_FP32
         error.add_(floor / min(a.probability_scale, 1.0))  # [G5]
         narrow = self.group_format
         if a.grad_accumulator_format is None and narrow is None:
@@ -159,11 +176,13 @@ class GradientSum:
                 stored = stored + self.problem.group * narrow.unit_roundoff * partial
         return error + (stored if self.over_keys else sum_group(stored, self.problem))
 
-    def _alignment(self, size: Tensor, slack: Tensor) -> Tensor | float:
-        """[G2] Subnormal operands of a block unit, without the factor."""
+    def _subnormal(self, size: Tensor, slack: Tensor) -> Tensor | float:
+        """[G2] Subnormal operands, without the factor."""
+        if not (self.unit.alignment or self.unit.flush_subnormals):
+            return 0.0
         weights, other = self.formats
         unit = 1 / self.arithmetic.probability_scale if self.name == "dv" else 1.0
-        return alignment_error(
+        return subnormal_error(
             self.unit,
             operand(size + slack, weights, least=size - slack, unit=unit),
             operand(self.size, other),
@@ -191,14 +210,14 @@ class GradientSum:
         growth = (1 + kept.unit_roundoff) ** self.tiles
         return self.tiles * half_ulp(partial * growth, kept)
 
-    def may_pass(self, size: Tensor, slack: Tensor, limit: float) -> Tensor | None:
+    def may_pass(self, weights: Weights, limit: float) -> Tensor | None:
         """Elements whose sum may pass ``limit`` on the way, before or after the factor; None: none can."""
         factor = max(abs(self.factor), 1e-300)
         most = max(1.0, factor)
-        largest = float(size.amax() + slack.amax()) * float(self.size.amax()) if size.numel() else 0.0
+        largest = weights.largest * float(self.size.amax()) if self.size.numel() else 0.0
         if math.isfinite(largest) and largest * self.terms * most < limit:
             return None
-        partial = self.partial(size, slack)
+        partial = self.partial(weights.size, weights.slack)
         return ~(torch.maximum(partial, partial / factor) < limit)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +55,11 @@ class Interval:
         """
         got = got.to(torch.float64)
         need = (got - self.exact).abs() - _half_cell(got, self.exact, self.fmt)
+        if math.isfinite(float(torch.add(need, self.error).sum())):  # the ordinary case, in fewer steps
+            ratio = (need.clamp_(min=0.0) / self.error).nan_to_num_(0.0, torch.inf)
+            accepted = (got >= self.lower) & (got <= self.upper) | (got == self.exact)
+            inside = ratio.masked_fill(ratio == torch.inf, 0.0).clamp_(max=1.0)
+            return torch.where(accepted, inside, ratio.clamp_(min=1.0 + 2.0**-20))
         ratio = need.clamp(min=0.0) / self.error
         ratio = torch.where(torch.isinf(self.error) | (need <= 0), 0.0, ratio)
         outside = torch.where(torch.isfinite(ratio), ratio.clamp(min=1.0 + 2.0**-20), torch.inf)
@@ -75,7 +81,13 @@ def rounded_interval(
     Rounding is monotone, so the ends of the interval round to the ends of the accepted set; this is
     tighter than adding half an ulp (THEORY.md section 2.5). ``error`` may be inf.
     """
-    error = error * _EVALUATION + 1e-14 * exact.abs().nan_to_num(0.0, 0.0)
+    error, size = error * _EVALUATION, exact.abs()
+    whole = torch.add(error, size, alpha=1e-14)
+    if math.isfinite(float(whole.sum())):  # the ordinary case, in fewer steps
+        lower, upper = round_nearest(torch.stack([exact - whole, exact + whole]), fmt).unbind(0)
+        never = torch.zeros_like(exact, dtype=torch.bool) if may_overflow is None else may_overflow
+        return Interval(exact, whole, lower, upper, never, fmt)
+    error = error + 1e-14 * size.nan_to_num(0.0, 0.0)
     unlimited = ~torch.isfinite(error)
     lower = torch.where(unlimited, -torch.inf, round_nearest(exact - error, fmt))
     upper = torch.where(unlimited, torch.inf, round_nearest(exact + error, fmt))

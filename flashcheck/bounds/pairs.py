@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
-from flashcheck.bounds.alignment import alignment_error, operand
+from flashcheck.bounds.alignment import operand, subnormal_error
 from flashcheck.bounds.exponential import exponential_of
 from flashcheck.bounds.gradient_sums import dout_format, dout_of
 from flashcheck.bounds.numbers import (
@@ -95,8 +95,10 @@ def pair_errors(
     eager = arithmetic.normalise == "before_product"
     mask, p = score.visible, exact.probabilities
     finite = not p.numel() or bool(torch.isfinite(p.sum()))
+    past: Tensor | None = None
     if not finite:
         seen = torch.isfinite(p) & forward.visible
+        past = forward.visible & ~seen
         p, mask = torch.where(seen, p, 0.0), seen.double()
     stored = torch.where(torch.isfinite(given.lse), given.lse.double(), 0.0).unsqueeze(-1)
     scores = forward.scores.nan_to_num(0.0, 0.0, 0.0)
@@ -127,6 +129,8 @@ def pair_errors(
         relative = relative if mask is None else torch.where(mask > 0, relative, 0.0)
         p_error = weighted_growth(log_p, relative)
     p_error = _floored(p_error, exponential.flush, mask)
+    if past is not None:  # an exponent that errs by more than float64 can say: any P at all
+        p_error = torch.where(past, torch.inf, p_error)
     p_rounding = _rounding(p + p_error, arithmetic.probability_format, arithmetic.probability_scale)  # [B2]
     # [B3] delta and dP
     dout = dout_of(problem)
@@ -140,7 +144,8 @@ def pair_errors(
     if given.out_error is not None:
         size_out = size_out + given.out_error
     delta_size = (size_dout * size_out).nan_to_num_(0.0, posinf=torch.inf).sum(-1, keepdim=True)
-    delta_error = machine.vector.gamma(problem.value_dim) * delta_size + problem.value_dim * SMALLEST_FP32
+    delta_error = machine.vector.gamma(problem.value_dim) * delta_size
+    delta_error.add_(machine.vector.floor(problem.value_dim))
     if given.out_error is not None:  # [B7] the stored output is off
         delta_error = delta_error + (size_dout * given.out_error).nan_to_num(0.0, posinf=torch.inf).sum(
             -1, keepdim=True
@@ -153,19 +158,28 @@ def pair_errors(
         gamma += 2 * UNIT
     if eager:  # eager backward: delta = rowsum(P * dP)
         delta_error = delta_error + _eager_delta_error(p + p_error, p_error, magnitude, gamma, machine)
+        # A dP past the range makes delta infinite, or NaN where its P is 0.
+        delta_size = torch.maximum(delta_size, magnitude.amax(-1, keepdim=True))
     difference = (exact.grad_probabilities - delta).abs_()
     if not finite or not bool(torch.isfinite(difference.sum())):
         difference = torch.where(forward.visible, difference, 0.0).nan_to_num_(0.0, 0.0)
     difference_error = magnitude * gamma
     difference_error.add_(
-        alignment_error(
+        subnormal_error(
             unit,
             operand(size_dout, dout_format(problem, arithmetic)),
             operand(values.mT, arithmetic.product_format or arithmetic.input_format, unit=problem.v_descale),
             lambda left, right: weighted_above(problem, left, right),
         )
     )
-    difference_error.add_(delta_error + unit.floor(problem.value_dim) * max(problem.v_descale, 1.0))
+    difference_error.add_(unit.floor(problem.value_dim) * max(problem.v_descale, 1.0))
+    dp_past: Tensor | None = None
+    if arithmetic.grad_probability_format is not None:
+        dp_rounding, dp_past = _dp_rounding(exact, difference_error, arithmetic.grad_probability_format)
+        difference_error.add_(dp_rounding)
+        if eager:
+            delta_error = delta_error + ((p + p_error) * dp_rounding).sum(-1, keepdim=True)
+    difference_error.add_(delta_error)
     difference_error.mul_(1 + UNIT).add_(difference, alpha=UNIT)
     # [B4] dS = P (dP - delta)
     ds = exact.grad_scores
@@ -174,17 +188,23 @@ def pair_errors(
     ds_error = difference_error.mul_(p + p_error).addcmul_(p_error, difference)
     ds_error.mul_(1 + UNIT).add_(ds.abs(), alpha=UNIT)
     ds_error = _floored(ds_error, exponential.flush, mask)
+    if past is not None:
+        ds_error = torch.where(past, torch.inf, ds_error)
     ds_plain, plain_error = ds, ds_error
     if problem.softcap is not None:
         own = score.own * ORACLE_SHARE
         ds, ds_error = _through_softcap(problem, forward, ds_plain, plain_error, own, machine, mask)
     overflow_p, overflow_ds, overflow_delta = _overflow(score, forward, shift, magnitude, delta_size)
+    overflow_ds = _either(overflow_ds, dp_past)
     if worst > LARGEST_LINEAR:  # P, or dS, may pass fp32's largest number by the errors of its exponent
         overflow_p = _either(overflow_p, forward.visible & ~(p + p_error < _NEAR_MAX))
-        past = forward.visible & ~(ds_plain.abs() + plain_error < _NEAR_MAX)
-        overflow_ds = _either(_either(overflow_ds, past), overflow_p)
+        beyond = forward.visible & ~(ds_plain.abs() + plain_error < _NEAR_MAX)
+        overflow_ds = _either(_either(overflow_ds, beyond), overflow_p)
     grad_format = arithmetic.grad_score_format or arithmetic.probability_format
     ds_rounding = _rounding(ds.abs().add_(ds_error), grad_format, 1.0)  # [B5]
+    if arithmetic.scaled_grad_score_format is not None:
+        size = ds.abs().add_(ds_error).add_(ds_rounding)
+        ds_rounding = ds_rounding + _scaled_rounding(problem, size, arithmetic.scaled_grad_score_format)
     return PairErrors(
         p,
         p_error,
@@ -253,6 +273,25 @@ def _rounding(largest: Tensor, fmt: Format, factor: float) -> Tensor:
         return error
     past = torch.inf if not fmt.saturates else largest
     return torch.where(value >= fmt.overflow_threshold, past, error)
+
+
+def _dp_rounding(exact: BackwardQuantities, error: Tensor, fmt: Format) -> tuple[Tensor, Tensor | None]:
+    """[B3] dP (off by ``error``) in its format: the rounding, 0 where it may leave the range; and the rows
+    in which some dP, hidden ones included, may: 0 * inf is NaN."""
+    rounding = _rounding(exact.grad_probabilities.abs().nan_to_num(0.0, posinf=torch.inf) + error, fmt, 1.0)
+    past = torch.isinf(rounding)
+    if not bool(past.any()):
+        return rounding, None
+    return torch.where(past, 0.0, rounding), past.any(-1, keepdim=True).expand_as(past)
+
+
+def _scaled_rounding(problem: Problem, size: Tensor, fmt: Format) -> Tensor:
+    """[B5] dS of at most ``size`` times the scale: the scale and the product in fp32, then ``fmt``; in units
+    of dS."""
+    scale = abs(problem.effective_scale)
+    if not scale:
+        return torch.zeros_like(size)
+    return size * (2 * UNIT) + _rounding(size * (scale * (1 + 2 * UNIT)), fmt, 1.0) / scale
 
 
 def _eager_delta_error(

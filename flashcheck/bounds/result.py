@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from flashcheck.bounds.interval import Interval
@@ -11,24 +14,60 @@ from flashcheck.bounds.scores import ScoreError
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """Predicted root mean square of (stored - exact) per element, and the elements (boolean) where the
+    assumptions behind it hold; the rms is 0 elsewhere."""
+
+    rms: Tensor
+    holds: Tensor
+
+
+@dataclass(frozen=True)
 class TensorBound:
-    """Bound and prediction for one output tensor.
+    """Bound and prediction for one output tensor; whatever a verdict does not ask for is not computed.
 
     Attributes:
         interval: the worst-case acceptance interval (tier A).
-        predicted_rms: predicted root mean square of (stored - exact) per element; same shape.
-        predictable: boolean, same shape: elements where the prediction's assumptions hold.
+        predict: makes the prediction, called at most once.
         prediction_gates: the prediction is sharp enough to reject by (THEORY.md section 5); otherwise
             the ratio measured / predicted is reported only.
-        centred: the interval around the predicted roundings (tier C), or None where the declaration
-            does not determine them.
+        centre: makes the interval around the predicted roundings (tier C), or returns None where the
+            declaration does not determine them; called at most once.
     """
 
     interval: Interval
-    predicted_rms: Tensor
-    predictable: Tensor
+    predict: Callable[[], Prediction]
     prediction_gates: bool
-    centred: Interval | None = None
+    centre: Callable[[], Interval | None]
+
+    @cached_property
+    def _prediction(self) -> Prediction:
+        return self.predict()
+
+    @property
+    def predicted_rms(self) -> Tensor:
+        """Shape of the interval."""
+        return self._prediction.rms
+
+    @property
+    def predictable(self) -> Tensor:
+        """Boolean, shape of the interval."""
+        return self._prediction.holds
+
+    @cached_property
+    def centred(self) -> Interval | None:
+        """Tier C."""
+        return self.centre()
+
+
+def unpredicted(interval: Interval) -> TensorBound:
+    """Tier A alone."""
+
+    def nothing() -> Prediction:
+        zeros = torch.zeros_like(interval.exact)
+        return Prediction(zeros, zeros.bool())
+
+    return TensorBound(interval, nothing, prediction_gates=False, centre=lambda: None)
 
 
 @dataclass(frozen=True, slots=True)

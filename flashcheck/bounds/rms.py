@@ -11,9 +11,8 @@ from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
 from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT
 from flashcheck.bounds.products import by_head, by_kv_head, signed_product, weighted, weighted_above
 from flashcheck.bounds.rows import SoftmaxRows
-from flashcheck.bounds.spread import Deviations
-from flashcheck.bounds.weights import WeightErrors, tile_weights
-from flashcheck.formats import Format, half_ulp, round_nearest
+from flashcheck.bounds.weights import WeightErrors
+from flashcheck.formats import Format, half_ulp, round_to_spacing, ulp
 from flashcheck.oracle.quantities import ForwardQuantities
 from flashcheck.problem import Problem
 
@@ -48,7 +47,7 @@ def forward_sigma(
     out, p, num_keys = rows.out, rows.p, rows.num_keys
     if num_keys == 0:
         return torch.zeros_like(out), torch.zeros_like(rows.lse)
-    deviations = Deviations(problem, rows.values, out)
+    deviations = rows.deviations
     scores = _with_sink(score_variance(problem, exact, arithmetic, machine), rows)
     scores.addcmul_(rows.gap, rows.gap, value=0.36 * UNIT**2).add_((weights.exp_error / 1.73) ** 2)
     p_square = p.square()
@@ -97,21 +96,21 @@ def after_rounding(exact: Tensor, sigma: Tensor, fmt: Format) -> Tensor:
     representable value then has error 0). From there on the rounding is one more independent error:
     the correction to that is of relative size 2 exp(-2 pi^2 (sigma / spacing)^2) < 0.002.
     """
-    half = half_ulp(exact, fmt)
-    spacing = 2 * half
-    continuous = sigma.square() + half.square() / 3
+    spacing = ulp(exact, fmt)
+    continuous = sigma.square().addcmul_(spacing, spacing, value=1 / 12)
     fine = sigma < 0.6 * spacing
     if not bool(fine.any()):
         return continuous.sqrt_().nan_to_num_(0.0, 0.0)
-    offset = ((round_nearest(exact, fmt) - exact) / spacing).float()
+    offset = (round_to_spacing(exact, spacing, fmt).sub_(exact) / spacing).float()
     factor = (math.sqrt(0.5) * spacing / sigma).float().clamp_(max=1e30)
     # Sum over the stored values k spacings from the nearest one, k = -3 .. 3, of (offset + k)^2 times the
     # mass that rounds to them; summed by parts outward from k = 0, so that nothing cancels.
-    discrete = offset.square()
-    for k in range(3):
-        for edge in ((k + 0.5) + offset, (k + 0.5) - offset):
-            discrete.addcmul_(torch.special.erfc(edge * factor), edge)
-    discrete = discrete.double().mul_(spacing.square())
+    steps = torch.arange(0.5, 3, device=exact.device).view(3, *(1,) * exact.ndim)
+    edges = torch.stack([steps + offset, steps - offset])
+    # Past 9 fp32's erfc is subnormal or 0, and takes twenty times as long.
+    mass = torch.special.erfc((edges * factor).clamp_(max=9.0))
+    outward = torch.nn.functional.threshold(mass, 1e-36, 0.0).mul_(edges).sum((0, 1))
+    discrete = outward.addcmul_(offset, offset).double().mul_(spacing.square())
     return torch.where(fine, discrete, continuous).sqrt_().nan_to_num_(0.0, 0.0)
 
 
@@ -142,13 +141,14 @@ def _probability_rounding(
         size = rows.row_max.abs() + rows.gap
     else:
         running = weights.tiling.running_max
-        weight = tile_weights(weights)
+        weight = weights.in_tiles
         share = weights.tiling.per_key(torch.exp(running - rows.row_max) / rows.row_sum)
         size = weights.tiling.per_key(running.abs()) + rows.gap
     value = weight if factor == 1.0 else weight * factor
-    half = half_ulp(value, fmt)
-    stored = round_nearest(value, fmt)
+    spacing = ulp(value, fmt)
+    stored = round_to_spacing(value, spacing, fmt)
     inexact = (stored != value).double()
+    half = spacing.mul_(0.5)
     if factor != 1.0:
         half.div_(factor)
     # A representable operand (P = 1 at the maximum) rounds to itself, unless fp32 errors move it.

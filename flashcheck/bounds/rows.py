@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from flashcheck.bounds.numbers import ORACLE_SHARE, UNIT
 from flashcheck.bounds.scores import ScoreError
+from flashcheck.bounds.spread import Deviations
 from flashcheck.oracle.quantities import ForwardQuantities
 from flashcheck.problem import Problem
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SoftmaxRows:
     """The rows as the bounds see them: a sink is one more key whose value is 0.
 
@@ -46,6 +48,11 @@ class SoftmaxRows:
     def num_keys(self) -> int:
         """Keys of a row, the sink included."""
         return self.p.shape[-1]
+
+    @cached_property
+    def deviations(self) -> Deviations:
+        """Distances of the values from the output."""
+        return Deviations(self.problem, self.values, self.out)
 
     @property
     def log_p(self) -> Tensor:

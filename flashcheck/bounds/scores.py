@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
-from flashcheck.bounds.numbers import FP32_MAX, SMALLEST_FP32, SMALLEST_NORMAL_FP32, UNIT
+from flashcheck.bounds.numbers import FP32_MAX, SMALLEST_FP32, UNIT
 from flashcheck.bounds.products import weighted, weighted_above
 from flashcheck.formats import FP32, Format, half_ulp
 from flashcheck.masks import Everything
@@ -59,6 +59,8 @@ def score_error(
     safe = largest * growth * max(scale, 1.0) < FP32_MAX / 2
     past = None if safe else magnitude * growth >= FP32_MAX
     own = _product_error(magnitude, q, every_k, operand, unit)  # [S1]
+    if unit.flush_subnormals:
+        own.add_(_flushed(problem, q, k, operand, arithmetic))
     if arithmetic.score_format is not None:  # [S2]
         own = own + _storage_error(magnitude + own, arithmetic)
         if not bool(torch.isfinite(own.sum())):
@@ -132,9 +134,6 @@ def _product_error(magnitude: Tensor, q: Tensor, k: Tensor, operand: Format, uni
     dim = q.shape[-1]
     error = magnitude * unit.gamma(dim)
     error.add_(unit.floor(dim))
-    if unit.flush_subnormals:
-        tiny = SMALLEST_NORMAL_FP32
-        error = error + dim * tiny * (q.amax(-1, keepdim=True) + k.amax(-1).unsqueeze(-2) + 1.0)
     if unit.fraction_bits is not None:
         # A subnormal operand is aligned as if it had the exponent emin (THEORY.md 2.3).
         tiny = 2.0**operand.min_exponent
@@ -148,6 +147,18 @@ def _product_error(magnitude: Tensor, q: Tensor, k: Tensor, operand: Format, uni
         most_k, most_q = k.amax(-1).unsqueeze(-2), q.amax(-1, keepdim=True)
         error = error + lost * (has_tiny_q * (most_k + tiny) + has_tiny_k * (most_q + tiny))
     return error
+
+
+def _flushed(problem: Problem, q: Tensor, k: Tensor, operand: Format, arithmetic: Arithmetic) -> Tensor:
+    """Products whose factors are subnormal in the format of the unit, which may take them for 0. Where each
+    carries sqrt(scale), that can make it subnormal."""
+    tiny = 2.0**operand.min_exponent
+    if arithmetic.scale_placement == "operands" and problem.effective_scale:
+        tiny /= min(abs(problem.effective_scale) ** 0.5, 1.0)
+    lost = torch.zeros((*q.shape[:-1], k.shape[-2]), dtype=q.dtype, device=q.device)
+    for left, right in ((torch.where(q < tiny, q, 0.0), k), (q, torch.where(k < tiny, k, 0.0))):
+        lost.add_(weighted_above(problem, left, right.mT))
+    return lost
 
 
 def _storage_error(magnitude: Tensor, arithmetic: Arithmetic) -> Tensor:

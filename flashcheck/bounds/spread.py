@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flashcheck.bounds.products import by_head, by_kv_head, product_above, signed_product
+from flashcheck.bounds.products import by_head, by_kv_head, products_of
 from flashcheck.problem import Problem
 
 
@@ -51,8 +51,9 @@ class Deviations:
             absolute, square = (weight @ self._stacked).chunk(2, -1)
             plain, digits = weight @ self._values, 1e-14
         else:
-            absolute, square = product_above(weight, self._stacked).chunk(2, -1)
-            plain, digits = signed_product(weight, self._values), (weight.shape[-1] + 16) * 2.0**-23
+            above, plain = products_of(weight, self._stacked, self._values)
+            absolute, square = above.chunk(2, -1)
+            digits = (weight.shape[-1] + 16) * 2.0**-23
         triangle = absolute + self._out.abs() * total
         centre = self._out_square * total
         # The lost digits of the signed product, and of the difference: THEORY.md 2.6.
@@ -64,7 +65,7 @@ class Deviations:
     def variance(self, weight: Tensor) -> Tensor:
         """About sum_j W_ij (v_jd - O_id)^2."""
         weight = by_kv_head(self.problem, weight)
-        square, plain = product_above(weight, self._square), signed_product(weight, self._values)
+        square, plain = products_of(weight, self._square, self._values)
         total = weight.sum(-1, keepdim=True)
         variance = square - 2 * self._out * plain + self._out_square * total
         return by_head(self.problem, variance.clamp_(min=0.0))

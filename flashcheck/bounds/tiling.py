@@ -23,16 +23,23 @@ class Tiling:
         running_max: (B, H, Nq, T) the running maximum of each tile (the sink counts as a tile of its own,
             the last column), or (B, H, Nq, 1) where all weights are taken against one maximum; None where
             the tiling is not declared.
-        tile_of: (n,) the column of each key; None where there is only one.
+        sizes: (keys of a tile, keys without the sink); None where there is one column only.
     """
 
     rescales: int
     running_max: Tensor | None
-    tile_of: Tensor | None = None
+    sizes: tuple[int, int] | None = None
 
     def per_key(self, x: Tensor) -> Tensor:
         """(B, H, Nq, T) as (B, H, Nq, n), or as it is where it broadcasts over the keys anyway."""
-        return x if self.tile_of is None or x.shape[-1] == 1 else x.index_select(-1, self.tile_of)
+        if self.sizes is None or x.shape[-1] == 1:
+            return x
+        block, num_keys = self.sizes
+        tiles = max(-(-num_keys // block), 1)  # without keys the sink still stands behind one tile
+        # Expanding is ten times as fast as picking by index.
+        each = x[..., :tiles, None].expand(*x.shape[:-1], tiles, block)
+        keys = each.reshape(*x.shape[:-1], tiles * block)[..., :num_keys]
+        return keys if x.shape[-1] == tiles else torch.cat([keys, x[..., tiles:]], -1)
 
 
 def tiling_of(rows: SoftmaxRows, arithmetic: Arithmetic) -> Tiling:
@@ -60,9 +67,8 @@ def tiling_of(rows: SoftmaxRows, arithmetic: Arithmetic) -> Tiling:
         behind = behind.flip(-1).cummin(-1).values.flip(-1)
     else:
         behind = behind.cummin(-1).values
-    tile_of = torch.arange(num_keys, device=gap.device) // block
     if rows.has_sink:
         own = gap[..., -1:] if arithmetic.sink_position == "first" else torch.zeros_like(rows.row_max)
         behind = torch.cat([behind, own], -1)
-        tile_of = torch.cat([tile_of, torch.full((1,), tiles, device=gap.device)])
-    return Tiling(rescales, rows.row_max - behind.nan_to_num(0.0, posinf=0.0), tile_of)
+    running = rows.row_max - behind.nan_to_num(0.0, posinf=0.0)
+    return Tiling(rescales, running, (block, num_keys))

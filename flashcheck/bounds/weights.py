@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from flashcheck.bounds.tiling import Tiling, tiling_of
 from flashcheck.formats import half_ulp
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WeightErrors:
     """Errors of the softmax weights; logarithms of factors. n keys; T tiles, or 1.
 
@@ -62,6 +63,16 @@ class WeightErrors:
     @property
     def linear(self) -> bool:
         return self.worst <= LARGEST_LINEAR
+
+    @cached_property
+    def in_tiles(self) -> Tensor:
+        """exp(s - m_t), (B, H, Nq, n), 0 where hidden: the weights that a declared tiling rounds."""
+        rows, tiling = self.rows, self.tiling
+        assert tiling.running_max is not None
+        lift = rows.row_max - tiling.running_max
+        if float(lift.amax() if lift.numel() else 0.0) < 30.0:
+            return rows.p * tiling.per_key(torch.exp(lift) * rows.row_sum)
+        return rows.hide(torch.exp(tiling.per_key(lift) - rows.gap))
 
     def growth(self, error: Tensor | None = None) -> Tensor:
         """At least p (exp(error) - 1), (B, H, Nq, n); the relative errors by default."""
@@ -202,22 +213,12 @@ def _rounding_in_tiles(weights: WeightErrors, arithmetic: Arithmetic) -> Tensor:
     behind = tiling.running_max - rows.row_max
     steps = weights.exp_error * weights.rescales
     if weights.linear:
-        value = tile_weights(weights, factor)
-        value.addcmul_(value, weights.local, value=1 + weights.worst)
+        value = torch.addcmul(weights.in_tiles, weights.in_tiles, weights.local, value=1 + weights.worst)
+        value = value if factor == 1.0 else value.mul_(factor)
     else:
         value = factor * exp_clipped(tiling.per_key(-behind) - rows.gap + weights.local)
     carried = exp_clipped(behind + weights.chain + (2 * weights.own_max + steps))
     return half_ulp(value, fmt).mul_(tiling.per_key(carried / (factor * weights.denominator)))
-
-
-def tile_weights(weights: WeightErrors, factor: float = 1.0) -> Tensor:
-    """factor * exp(s - m_t), 0 where hidden: the weights as they are rounded, in a declared tiling."""
-    rows, tiling = weights.rows, weights.tiling
-    assert tiling.running_max is not None
-    lift = rows.row_max - tiling.running_max
-    if float(lift.amax() if lift.numel() else 0.0) < 30.0:
-        return rows.p * tiling.per_key(torch.exp(lift) * rows.row_sum * factor)
-    return rows.hide(torch.exp(tiling.per_key(lift) - rows.gap).mul_(factor))
 
 
 def centred_errors(weights: WeightErrors) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from flashcheck.bounds.forward import forward_bound
 from flashcheck.bounds.interval import Interval
 from flashcheck.checks.diagnose_backward import diagnose_gradients
+from flashcheck.checks.fitted import fitted_scale
 from flashcheck.checks.judged import Judged
 from flashcheck.checks.measure import measure
 from flashcheck.checks.rms import RmsTally
@@ -26,6 +27,10 @@ from flashcheck.oracle import fp64
 
 MOST_GUESSES = 3
 
+FEWEST_FITTED = 8
+FEWEST_FITTED_ROWS = 3
+"""Wrong elements of O, or rows of LSE, from which a fitted number is told: it fits fewer by chance."""
+
 
 def diagnose(judged: Judged) -> tuple[str, ...]:
     """Explanations that the kernel's output fits, likeliest first; empty where none does."""
@@ -34,6 +39,11 @@ def diagnose(judged: Judged) -> tuple[str, ...]:
 
 def fault_classes(judged: Judged) -> dict[str, str]:
     """Class of fault -> explanation that the kernel's output fits; likeliest first, one of each class."""
+    return forward_classes(judged) or backward_classes(judged)
+
+
+def forward_classes(judged: Judged) -> dict[str, str]:
+    """The same of O, or where O is right, of LSE."""
     measured = judged.measured
     if measured["O"].over:
         low = _finite_start(judged)
@@ -45,11 +55,15 @@ def fault_classes(judged: Judged) -> dict[str, str]:
         narrow = _narrower(judged)
         return {"narrow format": narrow[0]} if narrow else {}
     if "LSE" in measured and measured["LSE"].over:
-        rules = {text.partition(" (")[0]: text for text in _log_sum_exp(judged)}
-        return rules or _suspected_of_lse(judged)
-    if judged.kernel.backward is not None and judged.backward_defined and judged.differentiates():
-        return {f"backward: {text}": text for text in diagnose_gradients(judged)}
+        return _rules_of_lse(judged) | _suspected_of_lse(judged)
     return {}
+
+
+def backward_classes(judged: Judged) -> dict[str, str]:
+    """The same of the gradients that the backward makes of the oracle's O and LSE."""
+    if judged.kernel.backward is None or not judged.backward_defined or not judged.differentiates():
+        return {}
+    return diagnose_gradients(judged)
 
 
 def _suspected(judged: Judged) -> dict[str, str]:
@@ -58,8 +72,16 @@ def _suspected(judged: Judged) -> dict[str, str]:
         if suspect.kind not in found and _fits(judged, suspect):
             found[suspect.kind] = suspect.text
         if len(found) >= MOST_GUESSES:
-            break
+            return found
+    if "scale" not in found and judged.measured["O"].over >= FEWEST_FITTED:
+        other = fitted_scale(judged)
+        if other is not None and _fits(judged, other):
+            found["scale"] = other.text
     return found
+
+
+def _rules_of_lse(judged: Judged) -> dict[str, str]:
+    return {text.partition(" (")[0]: text for text in _log_sum_exp(judged)}
 
 
 def _suspected_of_lse(judged: Judged) -> dict[str, str]:
@@ -67,7 +89,8 @@ def _suspected_of_lse(judged: Judged) -> dict[str, str]:
     assert judged.result.lse is not None
     got = judged.result.lse.double()
     found: dict[str, str] = {}
-    for suspect in suspects(judged.problem, judged.exact):
+    fitted = fitted_scale(judged) if judged.measured["LSE"].over >= FEWEST_FITTED_ROWS else None
+    for suspect in (*suspects(judged.problem, judged.exact), *([fitted] if fitted else [])):
         if suspect.kind in found or suspect.row_factor is not None:
             continue
         try:
@@ -104,17 +127,24 @@ def filled_rows(judged: Judged) -> dict[str, str]:
     return found
 
 
-def allowed_classes(judged: Judged, kinds: Iterable[str]) -> tuple[str, ...]:
-    """Which of these classes of suspects O does not contradict: it lies within the bound of one of each.
+def allowed_classes(judged: Judged, kinds: Iterable[str]) -> dict[str, str]:
+    """Which of these classes O and LSE do not contradict: they lie within the bound of a suspect of each.
 
     Weaker than a diagnosis: a bound that is wide, as at subnormal values, allows the right O too.
     """
-    found = dict.fromkeys(
-        s.kind
-        for s in suspects(judged.problem, judged.exact)
-        if s.kind in kinds and _fits(judged, s, closer=False)
-    )
-    return tuple(kind for kind in kinds if kind in found)
+    wanted = tuple(kinds)
+    found: dict[str, str] = {}
+    if not wanted:
+        return found
+    fitted = fitted_scale(judged) if "scale" in wanted else None
+    for s in (*suspects(judged.problem, judged.exact), *([fitted] if fitted else [])):
+        if s.kind in wanted and s.kind not in found and _fits(judged, s, closer=False):
+            found[s.kind] = s.text
+    if "LSE" in judged.measured and not judged.measured["O"].over:
+        found |= {kind: text for kind, text in _rules_of_lse(judged).items() if kind in wanted}
+    if "narrow format" in wanted and judged.measured["O"].over and (narrow := _narrower(judged)):
+        found["narrow format"] = narrow[0]
+    return {kind: found[kind] for kind in wanted if kind in found}
 
 
 def _fits(judged: Judged, suspect: Suspect, closer: bool = True) -> bool:
@@ -122,14 +152,20 @@ def _fits(judged: Judged, suspect: Suspect, closer: bool = True) -> bool:
         exact = fp64.forward(suspect.problem)
         live = exact.visible.any(-1, keepdim=True)
         # Closeness first: it costs nothing, the bound is most of the work, and few suspects come close.
-        if not bool(live.any()) or (closer and not _explains(judged, suspect, exact.out, live)):
+        if closer and not _explains(judged, suspect, exact.out):
             return False
         arithmetic = judged.kernel.arithmetic(suspect.problem)
-        bound = forward_bound(suspect.problem, exact, arithmetic, judged.rules.machine).out.interval
+        bounds = forward_bound(suspect.problem, exact, arithmetic, judged.rules.machine)
     except (ArgumentError, RuntimeError):
         return False
-    got = judged.result.out.double()
+    got, bound = judged.result.out.double(), bounds.out.interval
+    # A row that the suspect shows no key is 0 where the kernel knows such rows, anything where it does not.
+    seen = live.squeeze(-1)
+    live = live | ((got != 0) & judged.kernel.capabilities.empty_rows)
     if suspect.row_factor is None:
+        lse = judged.result.lse
+        if not closer and lse is not None and not bool((bounds.lse.interval.accepts(lse) | ~seen).all()):
+            return False
         return bool((bound.accepts(got) | ~live).all())
     factor = suspect.row_factor.unsqueeze(-1)
     centre, error = factor * bound.exact, factor * bound.error
@@ -137,12 +173,12 @@ def _fits(judged: Judged, suspect: Suspect, closer: bool = True) -> bool:
     return bool((((got - centre).abs() <= allowed) | ~live).all())
 
 
-def _explains(judged: Judged, suspect: Suspect, value: Tensor, live: Tensor) -> bool:
+def _explains(judged: Judged, suspect: Suspect, value: Tensor) -> bool:
     """Where the kernel is wrong, the suspect is ten times closer: a bound that accepts all proves nothing."""
     got = judged.result.out.double()
     if suspect.row_factor is not None:
         value = suspect.row_factor.unsqueeze(-1) * value
-    wrong = (judged.measured["O"].margin > 1) & live & torch.isfinite(got)
+    wrong = (judged.measured["O"].margin > 1) & torch.isfinite(got)
     if not bool(wrong.any()):
         return False
     before, after = (got - judged.exact.out)[wrong], (got - value)[wrong]

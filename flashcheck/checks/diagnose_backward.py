@@ -7,7 +7,8 @@ stored O and LSE; the kernel's must agree with them a hundred times better than 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -23,15 +24,39 @@ TILES = (16, 32, 64, 128)
 Gradients = dict[str, Tensor]
 
 
-def diagnose_gradients(judged: Judged) -> tuple[str, ...]:
-    """Explanations that the gradients fit, likeliest first; empty where none does."""
-    wrong = [n for n, t in GRADIENTS.items() if t in judged.measured_gradients and _over(judged, n)]
+Guesses = Iterator[tuple[str, str]]
+"""Pairs of a class of fault and the explanation, with the numbers of this problem."""
+
+CLOSE = 0.01
+ALLOWED = 0.25
+"""Share of the sum of squared errors that an explanation may leave: as a diagnosis, and to be possible."""
+
+
+def diagnose_gradients(judged: Judged) -> dict[str, str]:
+    """Class of fault -> explanation that the gradients fit, likeliest first; empty where none does."""
+    wrong = _wrong(judged)
     if not wrong:
-        return ()
-    found = [*_factors(judged, wrong), *_mistakes(judged, wrong)]
+        return {}
+    found = [*_factors(judged, wrong), *_mistakes(judged, wrong, CLOSE)]
     if not found:
-        found = [*_other_problems(judged, wrong), *_zeros(judged, wrong)]
-    return tuple(dict.fromkeys(found))[:MOST_GUESSES]
+        others = list(_other_problems(judged, wrong, CLOSE))
+        found = [*others[:1], *_zeros(judged, wrong)]
+    return dict(list(dict(reversed(found)).items())[::-1][:MOST_GUESSES])
+
+
+def allowed_gradients(judged: Judged, kinds: Iterable[str]) -> dict[str, str]:
+    """Which of these classes the gradients do not contradict: they come nearer with them."""
+    wanted, wrong = set(kinds), _wrong(judged)
+    if not wanted or not wrong:
+        return {}
+    found = chain(
+        _factors(judged, wrong), _mistakes(judged, wrong, ALLOWED), _other_problems(judged, wrong, ALLOWED)
+    )
+    return {kind: text for kind, text in found if kind in wanted}
+
+
+def _wrong(judged: Judged) -> list[str]:
+    return [n for n, t in GRADIENTS.items() if t in judged.measured_gradients and _over(judged, n)]
 
 
 def _over(judged: Judged, name: str) -> bool:
@@ -43,24 +68,29 @@ def _exact(judged: Judged, name: str) -> Tensor:
     return exact
 
 
-def _explains(judged: Judged, name: str, value: Tensor) -> bool:
-    """``value`` is ten times closer to the kernel's than the right one, in the root of the sum of squares."""
+def _explains(judged: Judged, name: str, value: Tensor, share: float = CLOSE) -> bool:
+    """``value`` leaves no more than this share of the sum of squared errors."""
     got = judged.gradients[name].double()
     some = torch.isfinite(got) & torch.isfinite(value)
     before, after = (got - _exact(judged, name))[some], (got - value)[some]
-    return bool(some.any()) and float(after.square().sum()) < 0.01 * float(before.square().sum())
+    if not bool(some.any()):
+        return False
+    largest = float(before.abs().max()) or 1.0  # squares of large errors would overflow
+    return float((after / largest).square().sum()) < share * float((before / largest).square().sum())
 
 
-def _factors(judged: Judged, wrong: list[str]) -> Iterator[str]:
+def _factors(judged: Judged, wrong: list[str]) -> Guesses:
     """Gradients that are a constant times the right ones."""
     p = judged.problem
     scale = p.effective_scale
     for name in wrong:
         got, exact = judged.gradients[name].double(), _exact(judged, name)
-        square = float(exact.square().sum())
-        if not math.isfinite(square) or square == 0 or not bool(torch.isfinite(got).all()):
+        some = torch.isfinite(got) & torch.isfinite(exact)  # too large a factor may overflow
+        largest = float(exact[some].abs().max()) if bool(some.any()) else 0.0
+        if largest == 0:
             continue
-        factor = float((got * exact).sum()) / square
+        shape, seen = exact[some] / largest, got[some] / largest
+        factor = float((seen * shape).sum() / shape.square().sum())
         if abs(factor - 1) < 1e-3 or not _explains(judged, name, factor * exact):
             continue
         names = {
@@ -72,17 +102,19 @@ def _factors(judged: Judged, wrong: list[str]) -> Iterator[str]:
             "ln 2 is applied once too often": math.log(2.0),
             "it is averaged over the query heads of a group, not summed": 1 / p.group,
         }
+        if name not in ("dq", "dk"):  # no scale enters the others
+            names = {text: c for text, c in names.items() if "scale" not in text}
         close = [text for text, c in names.items() if abs(c - factor) <= 0.01 * max(abs(c), 0.01)]
         told = close[0] if close else "a constant factor is wrong"
-        yield f"{GRADIENTS[name]} is {factor:.4g} times the right one: {told}"
+        yield f"{GRADIENTS[name]}: {told}", f"{GRADIENTS[name]} is {factor:.4g} times the right one: {told}"
 
 
-def _mistakes(judged: Judged, wrong: list[str]) -> Iterator[str]:
+def _mistakes(judged: Judged, wrong: list[str], share: float) -> Guesses:
     """Mistakes of the backward itself, recomputed from the oracle's P, dP and delta."""
     for text, made in _variants(judged):
         judging = [n for n in wrong if n in made]
-        if judging and all(_explains(judged, n, made[n]) for n in judging):
-            yield text
+        if judging and all(_explains(judged, n, made[n], share) for n in judging):
+            yield text, text
 
 
 def _variants(judged: Judged) -> Iterator[tuple[str, Gradients]]:
@@ -124,7 +156,7 @@ def _products(judged: Judged, dx: Tensor, weights: Tensor, member: int | None = 
     return {"dq": (dx @ k) * p.effective_scale, "dk": dk, "dv": dv}
 
 
-def _other_problems(judged: Judged, wrong: list[str]) -> Iterator[str]:
+def _other_problems(judged: Judged, wrong: list[str], share: float) -> Guesses:
     """Mistakes of the forward's kind, made by the backward: another mask, other heads, an ignored option."""
     for suspect in suspects(judged.gradient_problem, judged.exact):
         try:
@@ -133,12 +165,11 @@ def _other_problems(judged: Judged, wrong: list[str]) -> Iterator[str]:
             continue
         values = {n: getattr(made, n) for n in wrong}
         fitting = [n for n, x in values.items() if x is not None and x.shape == _exact(judged, n).shape]
-        if fitting and all(_explains(judged, n, values[n]) for n in fitting):
-            yield f"in the backward, {suspect.text}"
-            return
+        if fitting and all(_explains(judged, n, values[n], share) for n in fitting):
+            yield f"in the backward: {suspect.kind}", f"in the backward, {suspect.text}"
 
 
-def _zeros(judged: Judged, wrong: list[str]) -> Iterator[str]:
+def _zeros(judged: Judged, wrong: list[str]) -> Guesses:
     """Rows that were never computed."""
     for name in wrong:
         got = judged.gradients[name].double()
@@ -150,4 +181,5 @@ def _zeros(judged: Judged, wrong: list[str]) -> Iterator[str]:
             continue
         tile = next((t for t in TILES if rows == list(range(got.shape[2] // t * t, got.shape[2]))), None)
         tail = f", the ragged last tile of {tile}" if tile else ""
-        yield f"{GRADIENTS[name]} is zero in {len(rows)} rows (first: {rows[0]}){tail}"
+        text = f"{GRADIENTS[name]} is zero in {len(rows)} rows (first: {rows[0]}){tail}"
+        yield f"{GRADIENTS[name]} is zero in some rows", text

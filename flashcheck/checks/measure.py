@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from flashcheck.bounds.copies import distinct_rows
 from flashcheck.bounds.result import TensorBound
 from flashcheck.checks.record import Location
+from flashcheck.formats import round_nearest
 
 
 @dataclass(frozen=True, slots=True)
 class RmsSums:
     """Row sums of squared errors and of squared predictions, over predictable elements; float64 (rows,).
+    Rows that are copies of another count once.
 
     ``reference``: the sum of their squared exact values, all rows together.
     """
@@ -32,9 +36,9 @@ class BiasSums:
     elements: Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Measured:
-    """One output tensor, judged.
+    """One output tensor, judged; what is not asked for is not computed.
 
     Attributes:
         margin: |got - exact| / bound per element, 0 where the element is not judged.
@@ -42,10 +46,8 @@ class Measured:
         elements: how many were judged.
         over: how many exceed their bound.
         worst: the element with the largest margin; None where none was judged.
-        slack: median of bound / |error| over judged elements with an error; inf where all are exact.
-        rms: sums for the ratio measured / predicted, or None where nothing is predictable.
         gates: the prediction is sharp enough to reject by.
-        bias: sums for the mean error away from zero, over the same elements as ``rms``.
+        bound: what it was measured against, and judged: the elements (boolean, shape of ``got``).
     """
 
     margin: Tensor
@@ -53,10 +55,32 @@ class Measured:
     elements: int
     over: int
     worst: Location | None
-    slack: float
-    rms: RmsSums | None
     gates: bool
-    bias: BiasSums | None = None
+    bound: TensorBound
+    judged: Tensor
+
+    @cached_property
+    def slack(self) -> float:
+        """Median of bound / |error| over judged elements with an error; inf where all are exact."""
+        interval = self.bound.interval
+        return _slack((self.got - interval.exact).abs(), interval.bound, self.judged)
+
+    @cached_property
+    def rms(self) -> RmsSums | None:
+        """Sums for the ratio measured / predicted, or None where nothing is predictable."""
+        return _rms((self.got - self.bound.interval.exact).abs(), self.bound, self._single)
+
+    @cached_property
+    def bias(self) -> BiasSums | None:
+        """Sums for the mean error away from zero, over the same elements as ``rms``."""
+        return _bias(self.got, self.bound, self._single)
+
+    @cached_property
+    def _single(self) -> Tensor:
+        """The judged elements of rows that are no copies of another."""
+        if self.got.ndim != 4 or not self.elements:
+            return self.judged
+        return self.judged & distinct_rows(self.got, self.bound.interval.exact).unsqueeze(-1)
 
 
 def measure(name: str, got: Tensor, bound: TensorBound, live: Tensor) -> Measured:
@@ -65,17 +89,15 @@ def measure(name: str, got: Tensor, bound: TensorBound, live: Tensor) -> Measure
     judged = live if got.ndim == live.ndim else live.unsqueeze(-1).expand_as(got)
     margin = torch.where(judged, bound.interval.margin(got), 0.0)
     elements = int(judged.sum())
-    error = (got - bound.interval.exact).abs()
     return Measured(
         margin=margin,
         got=got,
         elements=elements,
         over=int((margin > 1).sum()),
         worst=_worst(name, margin, got, bound) if elements else None,
-        slack=_slack(error, bound.interval.bound, judged),
-        rms=_rms(error, bound, judged),
         gates=bound.prediction_gates,
-        bias=_bias(got - bound.interval.exact, bound, judged),
+        bound=bound,
+        judged=judged,
     )
 
 
@@ -112,9 +134,14 @@ def _rms(error: Tensor, bound: TensorBound, judged: Tensor) -> RmsSums | None:
     return RmsSums(measured.flatten(), predicted.flatten(), reference)
 
 
-def _bias(signed: Tensor, bound: TensorBound, judged: Tensor) -> BiasSums | None:
+def _bias(got: Tensor, bound: TensorBound, judged: Tensor) -> BiasSums | None:
     exact = bound.interval.exact
+    # Roundings of P and of the output that are known lean the same way wherever weights are alike: no bias.
+    known = bound.centred
+    signed = got - (exact if known is None else round_nearest(known.exact, known.fmt))
     used = _predictable(signed, bound, judged) & (exact != 0)
+    if known is not None:
+        used &= torch.isfinite(known.error)
     if not bool(used.any()):
         return None
     outward = torch.where(used, signed * torch.sign(exact) / bound.predicted_rms, 0.0)

@@ -21,7 +21,12 @@ _FRESH = {
 
 
 class _Poison(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Fills every fresh floating allocation with one value."""
+    """Fills every fresh floating allocation with one value; for kernels that nothing compiles."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else torch shields this class from its compiler and imports that first: seconds a process."""
+        return False
 
     def __init__(self, value: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -40,6 +45,19 @@ class _Poison(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
+class _PoisonBesideCompiler(_Poison):  # type: ignore[no-untyped-call]
+    """The same where torch's compiler is loaded, and must not trace what this does."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
 def cannot_be_watched(error: Exception) -> bool:
     """torch's higher-order operators (flex_attention is one) and its compiler refuse to run under this mode.
 
@@ -55,6 +73,6 @@ def cannot_be_watched(error: Exception) -> bool:
 @contextmanager
 def poisoned_allocations(value: float) -> Iterator[_Poison]:
     """Every tensor that torch allocates uninitialised inside holds ``value``."""
-    mode = _Poison(value)
+    mode = _PoisonBesideCompiler(value) if "torch._dynamo" in sys.modules else _Poison(value)
     with mode:
         yield mode

@@ -8,6 +8,7 @@ further than until no verdict hinges any more: the last rung costs seconds.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -178,13 +179,17 @@ def hinges(interval: Interval, got: Tensor, error: Tensor) -> Tensor:
     exact = interval.exact
 
     def accepted(limit: Tensor) -> Tensor:
-        lower, upper = (round_nearest(exact + sign * limit, interval.fmt) for sign in (-1.0, 1.0))
-        return (got >= lower) & (got <= upper)
+        lower, upper = round_nearest(torch.stack([exact - limit, exact + limit]), interval.fmt)
+        inside: Tensor = (got >= lower) & (got <= upper)
+        return inside
 
-    judged = torch.isfinite(got) & torch.isfinite(exact) & torch.isfinite(interval.error)
-    error = torch.where(judged & torch.isfinite(error), error, 0.0)
-    limit = torch.where(judged, interval.error, 0.0)
-    doubtful = judged & ~accepted((limit - error).clamp(min=0.0))
+    limit, judged = interval.error, None
+    if not math.isfinite(float((got - exact).abs_().add_(limit).add_(error).sum())):
+        judged = torch.isfinite(got) & torch.isfinite(exact) & torch.isfinite(limit)
+        error = torch.where(judged & torch.isfinite(error), error, 0.0)
+        limit = torch.where(judged, limit, 0.0)
+    doubtful = ~accepted((limit - error).clamp_(min=0.0))
+    doubtful = doubtful if judged is None else doubtful & judged
     if not bool(doubtful.any()):
         return doubtful
     return doubtful & accepted(limit + error)

@@ -140,9 +140,10 @@ def _spread_fault(
 def no_silent_overflow(judged: Judged) -> Record:
     """Where scores pass the end of fp32, the result is the right one, inf or NaN: never finite and wrong.
 
-    Judged on rows whose largest score overflows fp32 and leads the next by more than 2^-10 of itself:
-    there the exact O is the value of one key, and LSE is past fp32 (contract, point 7). Rows in which
-    the partial sums of a score may overflow to the other side are left out.
+    Judged on rows whose largest score lies past the end of fp32, on either side, and leads the next by more
+    than 2^-10 of itself: there the exact O is the value of one key, and LSE is past fp32 (contract, point 7).
+    A row whose scores all overflow to -inf is not an empty one. Rows in which the partial sums of a score may
+    overflow to the other side are left out.
     """
     name = "special.no_silent_overflow"
     if not judged.kernel.capabilities.isolates_nonfinite:
@@ -153,7 +154,8 @@ def no_silent_overflow(judged: Judged) -> Record:
         return not_applicable(name, "no score leaves the range of fp32")
     two = scores.topk(min(2, scores.shape[-1]), -1).values
     lead = two[..., 0] - two[..., -1] if two.shape[-1] == 2 else torch.full_like(top, torch.inf)
-    rows = (top > FP32.max_finite * (1 + CLEAR_LEAD)) & torch.isfinite(top) & (lead > CLEAR_LEAD * top)
+    rows = (top.abs() > FP32.max_finite * (1 + CLEAR_LEAD)) & torch.isfinite(top)
+    rows &= lead > CLEAR_LEAD * top.abs()
     rows &= ~_two_sided(judged)
     if not bool(rows.any()):
         return not_applicable(name, "no score leaves the range of fp32 with a clear lead")
@@ -214,7 +216,8 @@ def empty_rows_backward(judged: Judged) -> Record:
         second = Judged(judged.kernel, p.replaced(q=q, dout=dout), str(judged.device))
         other = second.gradients
         for tensor, x in got.items():
-            changed = differing(other[tensor], x)
+            # Of a zero the sign may change: 0 times a number has that number's.
+            changed = differing(other[tensor], x) & ~((other[tensor].double() == 0) & (x.double() == 0))
             if tensor == "dsink" or tensor not in wild or not bool(changed.any()):
                 continue
             if bool((changed & ~wild[tensor] & ~_wild(second)[tensor]).any()):

@@ -42,6 +42,8 @@ def suspects(problem: Problem, exact: ForwardQuantities) -> Iterator[Suspect]:
     yield from _causality(problem)
     yield from _heads(problem)
     yield from _ignored(problem)
+    yield from _windows(problem)
+    yield from _added(problem)
     yield from _tails(problem, exact)
     yield from _lost_tiles(problem, exact)
     yield from _rescaling(problem, exact)
@@ -103,6 +105,62 @@ def _ignored(problem: Problem) -> Iterator[Suspect]:
     for option in ("window", "mask", "bias", "alibi_slopes", "softcap", "sink", "key_lengths"):
         if getattr(problem, option) is not None:
             yield Suspect(f"option {option} is ignored", problem.replaced(**{option: None}), option)
+
+
+def _windows(problem: Problem) -> Iterator[Suspect]:
+    """Edges of windows and lengths that are off by one, or counted from elsewhere."""
+    if problem.window is not None:
+        left, right = problem.window
+        others = {
+            "reaches one key further left": (None if left is None else left + 1, right),
+            "is one key short on the left": (None if left is None else max(0, left - 1), right),
+            "reaches one key further right": (left, None if right is None else right + 1),
+            "is one key short on the right": (left, None if right is None else max(0, right - 1)),
+            "has no left side": (None, right),
+            "has no right side": (left, None),
+        }
+        for text, window in others.items():
+            if window != problem.window:
+                yield Suspect(f"the window {text}", problem.replaced(window=window), "window")
+    if problem.key_lengths is not None:
+        lengths = problem.key_lengths
+        keys = torch.arange(problem.num_keys)
+        bare = problem.replaced(key_lengths=None)
+        for text, other in (
+            ("one key past the length is seen", lengths + 1),
+            ("the last key of the length is not seen", lengths - 1),
+            ("all batches use the first one's length", lengths[:1].expand_as(lengths)),
+        ):
+            seen = bare.visible() & (keys < other.view(-1, 1, 1, 1))
+            yield Suspect(text, _with_mask(bare, seen), "key_lengths")
+
+
+def _added(problem: Problem) -> Iterator[Suspect]:
+    """What is added to scores or to the row sum: by the wrong factor, or read from the wrong place."""
+    p = problem
+    if p.bias is not None and p.effective_scale != 1:
+        text = "the scale is applied after the bias was added"
+        yield Suspect(text, p.replaced(bias=p.bias.double() * p.effective_scale), "bias")
+    for name in ("bias", "mask"):
+        x = getattr(p, name)
+        if x is None:
+            continue
+        for axis, what in enumerate(("batch", "head", "row")):
+            if x.shape[axis] > 1:
+                first = p.replaced(**{name: x.narrow(axis, 0, 1).expand_as(x)})
+                yield Suspect(f"the {name} of the first {what} is read for all", first, name)
+    if p.mask is not None:
+        yield Suspect("the mask hides where it should show", p.replaced(mask=~p.mask), "mask")
+    if p.alibi_slopes is not None:
+        yield Suspect("the sign of ALiBi is wrong", p.replaced(alibi_slopes=-p.alibi_slopes), "alibi_slopes")
+    if p.sink is not None:
+        twice = p.replaced(sink=p.sink.double() + math.log(2.0))
+        yield Suspect("the sink counts twice", twice, "sink")
+    for name, words in (("alibi_slopes", "ALiBi slope"), ("sink", "sink")):
+        x = getattr(p, name)
+        if x is not None and x.shape[-1] > 1:
+            neighbour = p.replaced(**{name: torch.roll(x, -1, -1)})
+            yield Suspect(f"every head reads its neighbour's {words}", neighbour, name)
 
 
 def _tails(problem: Problem, exact: ForwardQuantities) -> Iterator[Suspect]:

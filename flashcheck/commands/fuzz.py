@@ -18,6 +18,7 @@ from flashcheck.devices import interpret_without_gpu
 from flashcheck.errors import ArgumentError
 from flashcheck.fuzz.campaign import Budget, Campaign, State
 from flashcheck.fuzz.regions import regions
+from flashcheck.fuzz.statistics import failed_statistics
 from flashcheck.fuzz.store import Store
 
 FOLDER = Path(".flashcheck") / "fuzz"
@@ -45,7 +46,9 @@ class FuzzRequest:
 
 
 def run_fuzz(request: FuzzRequest, stdout: Console, stderr: Console) -> int:
-    """0 nothing found, 1 something found, 3 no case was judged, 4 the judge failed, 130 interrupted."""
+    """0 nothing found, 1 something found (also by the statistics), 3 no case was judged, 4 the judge failed,
+    130 interrupted.
+    """
     interpret_without_gpu()
     device = _device(request)
     budget = Budget(
@@ -89,7 +92,7 @@ def exit_code(state: State) -> int:
         return 130
     if state.totals.faults:
         return 4
-    if state.findings:
+    if state.findings or failed_statistics(state.totals.statistics):
         return 1
     return 0 if state.totals.total else 3
 

@@ -10,9 +10,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from flashcheck.checks import Record
 from flashcheck.fuzz.campaign import State
 from flashcheck.fuzz.case import FuzzCase
 from flashcheck.fuzz.regions import Region
+from flashcheck.fuzz.statistics import TensorStatistics, failed_statistics
 from flashcheck.fuzz.store import Finding
 from flashcheck.fuzz.totals import PARTS
 
@@ -68,23 +70,35 @@ def headline(state: State) -> Text:
 
 
 def coverage_table(state: State) -> Table:
-    """A row per dtype and tensor: cases, coverage, worst margin and where."""
+    """A row per dtype and tensor: cases, coverage, worst margin, rms ratio and bias, where the margin was."""
     table = Table(box=None, pad_edge=False)
     for name, right in (("dtype", False), ("cases", True), ("covered", True), ("tensor", False)):
         table.add_column(name, justify="right" if right else "left")
-    table.add_column("worst margin", justify="right")
+    for name in ("worst margin", "rms ratio", "bias"):
+        table.add_column(name, justify="right")
     table.add_column("at", overflow="ellipsis", no_wrap=True)
     for dtype in sorted(state.totals.cases):
         seen, owed = state.totals.covered.get(dtype, set()), state.owed.get(dtype, set())
         share = f"{len(seen & owed)}/{len(owed)}" if owed else f"{len(seen)}"
         first = [dtype, f"{state.totals.cases[dtype]:,}", share]
-        tensors = sorted(t for d, t in state.totals.worst if d == dtype)
+        with_sums = {t for (d, t), sums in state.totals.statistics.items() if d == dtype and sums.rms.rows}
+        tensors = sorted({t for d, t in state.totals.worst if d == dtype} | with_sums)
         for tensor in tensors or ["-"]:
             margin, case = state.totals.worst.get((dtype, tensor), (None, None))
             at = "" if case is None else FuzzCase.from_json(case).build().describe()
-            table.add_row(*first, tensor, "-" if margin is None else f"{margin:.3f}", at)
+            sums = state.totals.statistics.get((dtype, tensor), TensorStatistics())
+            shown = "-" if margin is None else f"{margin:.3f}"
+            table.add_row(*first, tensor, shown, *_means(sums), at)
             first = ["", "", ""]
     return table
+
+
+def _means(sums: TensorStatistics) -> tuple[str, str]:
+    """rms ratio and bias over the sampled cases; with a star where they are too few for a verdict."""
+    star = "" if sums.judged else " *"
+    if sums.rms.ratio is None:
+        return "-", "-"
+    return f"{sums.rms.ratio:.3f}{star}", f"{sums.bias.mean:+.3f}{star}"
 
 
 def finding_lines(findings: list[Finding]) -> Text:
@@ -97,9 +111,14 @@ def print_summary(console: Console, state: State, folder: str) -> None:
     for finding in state.findings:
         console.print()
         print_finding(console, finding, folder)
+    rejected = failed_statistics(state.totals.statistics)
+    for dtype, tensor, record in rejected:
+        console.print()
+        found = any(f.failure.tensor == tensor for f in state.findings)
+        print_statistic(console, state.kernel, dtype, tensor, record, found)
     for fault, count in state.totals.faults.items():
         console.print(Text(f"JUDGE FAILED  ({count} cases)  {fault}"))
-    if state.findings or state.totals.faults:
+    if state.findings or rejected or state.totals.faults:
         console.print()
     if state.restarts:
         console.print(f"{state.restarts} workers were ended from outside and replaced", highlight=False)
@@ -108,6 +127,21 @@ def print_summary(console: Console, state: State, folder: str) -> None:
         console.print(f"compiled ahead, in parallel: {count} problems in {spent:.0f} s", highlight=False)
     console.print(Text(f"stopped because {state.stopped}; seed {state.seed}, campaign {folder}"))
     console.print(headline(state))
+
+
+def print_statistic(
+    console: Console, kernel: str, dtype: str, tensor: str, record: Record, found: bool
+) -> None:
+    """A verdict over many cases: no one of them is the failure, so there is nothing to shrink or replay.
+
+    ``found``: a finding on the same tensor stands above, of which this may be a consequence.
+    """
+    word = "ALSO" if found else "FOUND"
+    lines = [f"{word}  {kernel}  {record.check}  {dtype}  {tensor}", f"  {record.message}"]
+    lines += ["  a finding above may be the cause"] if found else []
+    lines += [f"  {line}" for line in record.evidence]
+    lines.append(f"  again    flashcheck certify {kernel} --dtype {dtype}  (other problems, the same check)")
+    console.print(Text("\n".join(lines)))
 
 
 def print_regions(console: Console, ranked: list[Region], new: str, old: str) -> None:

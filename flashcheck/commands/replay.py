@@ -56,7 +56,7 @@ def _replay(
     with tempfile.TemporaryDirectory() as folder:
         runner = Runner(kernel, device or finding.device, DEFAULT_LIMIT, Path(folder) / "log")
         try:
-            report = runner.judge(finding.case)
+            report = runner.judge(finding.case, candidates=(finding.group,))
         except KernelLoadError as error:
             raise ArgumentError("KERNEL", kernel, f"a kernel that can be loaded ({error})") from None
         finally:

@@ -133,11 +133,18 @@ def _finish(state: Partial, scores: Scores) -> ForwardResult:
         row_sum = row_sum * factor + sink
         total = total * factor.unsqueeze(-1)
     divisor = row_sum * fp32(arithmetic.probability_scale)
-    inverse = torch.where(divisor == 0, 0.0, functions.reciprocal(divisor, machine))
+    inverse = _inverse(divisor, scores)
     out = total * (inverse * fp32(problem.v_descale)).unsqueeze(-1)
     return ForwardResult(
         stored(out, arithmetic.output_format), log_sum_exp(maximum, row_sum, arithmetic, machine)
     )
+
+
+def _inverse(row_sum: Tensor, scores: Scores) -> Tensor:
+    """1 / row_sum; 0 in rows that see nothing. A row that does see something and whose scores all overflowed
+    to -inf gets infinity, hence NaN for its output: 0 would be a finite wrong answer (contract, point 7)."""
+    nothing = (row_sum == 0) & ~scores.weighs
+    return torch.where(nothing, 0.0, functions.reciprocal(row_sum, scores.machine))
 
 
 def _with_sink(maximum: Tensor, sink: Tensor, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
@@ -179,7 +186,7 @@ def _eager_rows(scores: Scores) -> _EagerRows:
         maximum, factor, sink = _with_sink(maximum, problem.sink, scores)
         row_sum = row_sum * factor + sink
         p = p * factor.unsqueeze(-1)
-    inverse = torch.where(row_sum == 0, 0.0, functions.reciprocal(row_sum, machine))
+    inverse = _inverse(row_sum, scores)
     return _EagerRows(p * inverse.unsqueeze(-1), maximum, row_sum)
 
 

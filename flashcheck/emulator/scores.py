@@ -8,6 +8,7 @@ bias or ALiBi need the score itself, so there the scale comes first and the cons
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -65,6 +66,16 @@ class Scores:
         elif self.base == 2.0:
             self.constant = fp32(math.log2(math.e))
         self._multiplied = not bare and placement != "operands"
+
+    @cached_property
+    def weighs(self) -> Tensor:
+        """(B, H, Nq) rows that see a key whose score is above -inf by its inputs: a row sum of 0 is wrong
+        there, the scores overflowed."""
+        q, k = (torch.isfinite(x.float()).all(-1) for x in (self.problem.q, self.problem.k))
+        seen = self.visible & k.repeat_interleave(self.problem.group, 1).unsqueeze(-2)
+        if self.problem.bias is not None:
+            seen = seen & (self.problem.bias > -torch.inf)
+        return seen.any(-1) & q
 
     def _fused_constant(self) -> float:
         return fp32(abs(self.problem.effective_scale) * math.log2(math.e))

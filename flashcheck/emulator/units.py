@@ -41,7 +41,7 @@ def multiply_add(
         float32 (..., m, n).
     """
     if unit.flush_subnormals:
-        a, b, start = (_flush(x) for x in (a, b, start))
+        a, b, start = _flush(a, operand), _flush(b, other or operand), _flush(start)
     if unit.block == 1 and unit.fraction_bits is None and _is_ieee_fp32(unit):
         return _sequential(a, b, start, seen, unit.flush_subnormals)
     rows = max(1, _STEP_ELEMENTS * a.shape[-2] // max(1, start.numel() * unit.block))
@@ -69,8 +69,8 @@ def _is_ieee_fp32(unit: Accumulator) -> bool:
     return unit.precision == 24 and unit.rounding == "nearest"
 
 
-def _flush(x: Tensor) -> Tensor:
-    return torch.where(x.abs() < 2.0**FP32.min_exponent, 0.0, x)
+def _flush(x: Tensor, fmt: Format = FP32) -> Tensor:
+    return torch.where(x.abs() < 2.0**fmt.min_exponent, 0.0, x)
 
 
 def _sequential(a: Tensor, b: Tensor, start: Tensor, seen: Tensor | None, flush: bool) -> Tensor:
@@ -84,7 +84,7 @@ def _sequential(a: Tensor, b: Tensor, start: Tensor, seen: Tensor | None, flush:
         torch.mul(columns[..., k, :, :], lines[..., k, :, :], out=product)
         if seen is not None:
             product.masked_fill_(~seen[..., k : k + 1], 0.0)
-        total.add_(product)
+        total.add_(_flush(product) if flush else product)
         if flush:
             total = _flush(total)
     return total

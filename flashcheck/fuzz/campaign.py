@@ -141,8 +141,8 @@ class Campaign:
         return _Worker(*start(self._context, task))
 
     def _over(self) -> bool:
-        if self._scheduler is None:
-            return False
+        if self.state.stopped or self._scheduler is None:
+            return bool(self.state.stopped)
         if self.state.seconds >= self.budget.seconds:
             self.state.stopped = "time is up"
         elif self.budget.cases is not None and self.state.cases >= self.budget.cases:
@@ -171,7 +171,11 @@ class Campaign:
             return
         if what == "refused":
             raise ArgumentError("KERNEL", self.kernel, f"a kernel that can be loaded ({content})")
-        if what == "subject":
+        if what == "broken":
+            self.state.totals.faults[content] += 1
+            self.state.stopped = "the judge failed"
+            self._workers.remove(worker)
+        elif what == "subject":
             worker.subject = content
             self._plan(content)
         elif what == "case":
@@ -208,11 +212,13 @@ class Campaign:
 
     def _give(self, worker: _Worker) -> None:
         assert self._scheduler is not None
-        left = math.inf if self.budget.cases is None else self.budget.cases - self.state.cases
+        left = SHARD_CASES if self.budget.cases is None else self.budget.cases - self.state.cases
         if left <= 0 or self.state.seconds >= self.budget.seconds:
             return
-        share = SHARD_CASES if left is math.inf else max(1, math.ceil(left / self.state.workers))
-        cases = min(SHARD_CASES, share)
+        # Small budgets are for every dtype too.
+        turns = self.state.workers * len(self._scheduler.dtypes)
+        share = SHARD_CASES if self.budget.cases is None else math.ceil(self.budget.cases / turns)
+        cases = min(SHARD_CASES, share, left)
         worker.pipe.send(self._timed(worker.planned or self._shard(cases)))
         worker.planned = None
         if self._ahead is not None:  # while this one runs, the next one is compiled

@@ -57,7 +57,7 @@ def _tried(path: Path, failure: Failure) -> str:
 
 
 def _failure_of(finding: Finding, runner: Runner, case: FuzzCase) -> Failure | None:
-    failure = runner.judge(case).failure
+    failure = runner.judge(case, candidates=(finding.group,)).failure
     return failure if failure is not None and finding.group.holds(failure) else None
 
 

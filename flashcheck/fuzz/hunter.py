@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings, target
@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 
 from flashcheck.fuzz.case import FuzzCase
-from flashcheck.fuzz.groups import Failure, Group, group_of
-from flashcheck.fuzz.judge import CaseReport, extra_checks, forward_checks
+from flashcheck.fuzz.groups import STRONGEST, Failure, Group, group_of
+from flashcheck.fuzz.judge import CaseReport, backward_checks, extra_checks, forward_checks
 from flashcheck.fuzz.runner import InProcessRunner, Runner
 from flashcheck.fuzz.signature import Focus
+from flashcheck.fuzz.statistics import ONE_IN, sampled
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.strategies import specs
 from flashcheck.kernel import Capabilities
@@ -39,7 +40,7 @@ class Shard:
     Attributes:
         number: names it; seed: of Hypothesis' draws.
         focus: the part of the declaration that its problems are drawn from.
-        cases: how many it draws at most; shrinking comes on top.
+        cases: how many it draws at most, those for the statistics among them; shrinking comes on top.
         seconds: it ends earlier when they are over; finish: nothing is shrunk or reduced past these.
         known: groups that are found already: their failures are counted and go by.
         examples: folder of Hypothesis' database, or None.
@@ -111,7 +112,12 @@ class _Hunt:
     shrink_until: float = 0.0
     index: int = 0
 
+    def sample(self, case: FuzzCase) -> None:
+        """Judges a case that Hypothesis knows nothing of."""
+        self._judge(case)
+
     def run(self, case: FuzzCase) -> None:
+        """Judges a case that Hypothesis drew, and says what it is worth."""
         report, group = self.reports.get(case) or self._judge(case)
         if group is not None:
             raise self.types[group.id](group.id)
@@ -126,12 +132,13 @@ class _Hunt:
             raise _Stop
         if not self.found and self.index >= self.shard.cases:
             raise _Stop
-        report = self.runner.judge(case, self.shard.known)
+        groups = [f.fits for f in self.found.values()]
+        report = self.runner.judge(case, self.shard.known, groups)
         group = None
         if report.failure is not None:
-            groups = [f.group for f in self.found.values()]
             failure = report.failure
-            group = group_of(failure, (*self.shard.known, *groups))
+            known = [g for g in self.shard.known if not g.yields_to(failure)]
+            group = self._named(group_of(failure, (*known, *groups)))
             if group in self.shard.known:  # a crash: the dead process could not know
                 report, group = CaseReport(masked=(group.id,), seconds=report.seconds), None
             else:
@@ -141,6 +148,10 @@ class _Hunt:
         self.reports[case] = report, group
         return report, group
 
+    def _named(self, group: Group) -> Group:
+        """A group of this shard as its first failure defined it: its name stays while its classes narrow."""
+        return next((f.group for f in self.found.values() if group == f.fits), group)
+
     def _note(self, group: Group, case: FuzzCase, failure: Failure) -> None:
         found = self.found.get(group.id)
         if found is None:
@@ -149,8 +160,12 @@ class _Hunt:
             self.shrink_until = max(self.shrink_until, time.monotonic()) + SHRINK_SECONDS
             return
         found.cases += 1
-        found.fits = found.fits.narrowed(failure)
-        if case.size < found.case.size:
+        stronger = found.fits.yields_to(failure)
+        weaker = found.failure.check in STRONGEST and failure.check not in STRONGEST
+        found.fits = found.fits.joined(failure)
+        if stronger:
+            found.fits = replace(found.fits, check=failure.check)
+        if stronger or (not weaker and case.size < found.case.size):
             found.case, found.failure = case, failure
 
     def _novelty(self, spec: ProblemSpec) -> float:
@@ -175,8 +190,10 @@ def hunt(
     if shard.examples is not None:
         database = DirectoryBasedExampleDatabase(Path(shard.examples))
 
+    first = shard.cases // ONE_IN
+
     @settings(  # outside of seed, which takes the database away from settings that it finds
-        max_examples=shard.cases,
+        max_examples=shard.cases - first,
         database=database,
         derandomize=False,  # where CI is set Hypothesis would ignore the seed and the database
         deadline=None,
@@ -192,6 +209,8 @@ def hunt(
         state.run(case)
 
     try:
+        for case in sample(subject.capabilities, shard, subject.has_backward, first):
+            state.sample(case)
         attention_case()
     except (_Stop, CaseFailedError):
         pass  # what failed stands in state.found
@@ -200,6 +219,12 @@ def hunt(
         if others is not None:
             raise others from None
     return list(state.found.values())
+
+
+def sample(capabilities: Capabilities, shard: Shard, backward: bool, count: int) -> Iterator[FuzzCase]:
+    """The shard's cases for the statistics; of the gradients too, where there is a backward."""
+    checks = forward_checks() + (backward_checks() if backward else ())
+    return sampled(shard.focus, capabilities, checks, shard.seed, count)
 
 
 def cases(capabilities: Capabilities, shard: Shard, backward: bool) -> st.SearchStrategy[FuzzCase]:

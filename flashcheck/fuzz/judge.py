@@ -12,11 +12,20 @@ from torch import Tensor
 
 from flashcheck.bits import bytes_of
 from flashcheck.checks import CHECKS, Judged, JudgeError, Record
-from flashcheck.checks.diagnose import MOST_GUESSES, allowed_classes, fault_classes, filled_rows
+from flashcheck.checks.diagnose import (
+    MOST_GUESSES,
+    allowed_classes,
+    backward_classes,
+    filled_rows,
+    forward_classes,
+)
+from flashcheck.checks.diagnose_backward import allowed_gradients
 from flashcheck.checks.rms import RmsTally
 from flashcheck.fuzz.against import compared
 from flashcheck.fuzz.case import FuzzCase
 from flashcheck.fuzz.groups import Failure, Group, group_of
+from flashcheck.fuzz.looks import NOT_A_NUMBER, is_strong, looks_of
+from flashcheck.fuzz.statistics import GROUP_CHECKS, SUMS, statistics_of
 from flashcheck.inputs.coverage import covered
 from flashcheck.inputs.values import FAMILIES
 from flashcheck.kernel import Kernel
@@ -25,9 +34,6 @@ from flashcheck.reruns import ONCE
 
 ORDINARY = "normal"
 """The family of values on which a fault shows best."""
-
-GROUP_CHECKS = tuple(n for n, c in CHECKS.items() if c.grouped)
-"""Verdicts over many problems: one problem alone, found by a search, proves nothing about a mean."""
 
 
 def forward_checks() -> tuple[str, ...]:
@@ -40,10 +46,21 @@ def forward_checks() -> tuple[str, ...]:
 
 
 def extra_checks(kernel_has_backward: bool) -> tuple[tuple[str, ...], ...]:
-    """What a case may be judged on besides: one check that reruns the kernel, or the backward's."""
+    """What a case may be judged on besides: one check that reruns the kernel, or the backward's.
+
+    Each is drawn as often as any other, the backward's one time in four.
+    """
     reruns = [(n,) for n, c in CHECKS.items() if c.reruns and n not in ONCE]
-    backward = tuple(n for n in CHECKS if n.startswith("backward") and n not in GROUP_CHECKS)
-    return ((), *([backward] if kernel_has_backward else []), *reruns)
+    backward = [backward_checks()] * (len(reruns) // 3) if kernel_has_backward else []
+    return ((), *backward, *reruns)
+
+
+def backward_checks() -> tuple[str, ...]:
+    """Checks of the backward that share one run of it, the strongest statement first."""
+    names = [
+        n for n, c in CHECKS.items() if n.startswith("backward") and not c.reruns and n not in GROUP_CHECKS
+    ]
+    return tuple(sorted(names, key=lambda name: name != "backward.bound"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +75,8 @@ class CaseReport:
         seconds: build, first (first kernel call), kernel (all further calls), judge.
         judge_fault: the judge's own failure, or "".
         against: tensor -> what ``against.compared`` says of the other kernel.
+        statistics: tensor -> sums for the checks that judge many problems together, where ``SUMS`` is among
+            the case's checks.
     """
 
     failure: Failure | None = None
@@ -68,6 +87,7 @@ class CaseReport:
     seconds: dict[str, float] = field(default_factory=dict)
     judge_fault: str = ""
     against: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    statistics: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -100,8 +120,15 @@ def judge_case(
     device: str = "cpu",
     known: Sequence[Group] = (),
     other: Kernel | None = None,
+    candidates: Sequence[Group] = (),
 ) -> CaseReport:
-    """Judges one case; never raises for a fault of the kernel or of the judge."""
+    """Judges one case; never raises for a fault of the kernel or of the judge.
+
+    Args:
+        known: groups whose failures are counted and go by.
+        candidates: further groups whose classes of fault are tried on a failure.
+        other: a kernel to compare with.
+    """
     started = time.perf_counter()
     problem = case.build()
     built = time.perf_counter() - started
@@ -110,7 +137,7 @@ def judge_case(
     timed = replace(kernel, forward=clock.around(kernel.forward), backward=backward)
     judged = Judged(timed, problem, device)
     try:
-        report = _judge(judged, case, known)
+        report = _judge(judged, case, known, candidates)
         if other is not None and report.failure is None and not report.masked:
             report = replace(report, against=compared(judged, other))
     except JudgeError as error:
@@ -123,43 +150,66 @@ def judge_case(
     return replace(report, seconds={name: round(s, 6) for name, s in seconds.items()})
 
 
-def _judge(judged: Judged, case: FuzzCase, known: Sequence[Group]) -> CaseReport:
+OF_OWN_FORWARD = ("backward.own_forward", "backward.end_to_end")
+"""Checks of the backward in which errors of the kernel's forward take part."""
+
+
+def _judge(judged: Judged, case: FuzzCase, known: Sequence[Group], candidates: Sequence[Group]) -> CaseReport:
     failure: Failure | None = None
     masked: list[str] = []
-    names = case.checks if judged.answers() else ("forward.bound",)
-    forward_is_wrong = False
+    alone = tuple(name for name in case.checks if name != SUMS)
+    names = alone if judged.answers() else ("forward.bound",)
+    forward_is_wrong = lse_is_wrong = backward_is_wrong = False
     for name in names:
         backward = name.startswith("backward")
-        if forward_is_wrong and not backward:
-            continue  # a consequence; the backward is judged on the oracle's O and LSE
+        own = name in OF_OWN_FORWARD
+        # A consequence of what failed before; most of the backward is judged on the oracle's O and LSE.
+        if (backward_is_wrong and backward) or (forward_is_wrong and (own or not backward)):
+            continue
+        if lse_is_wrong and own:
+            continue
         record = CHECKS[name].on(judged)
         if not record.failed:
             continue
+        of_lse = record.message.startswith("LSE ")
+        if of_lse and lse_is_wrong:
+            continue
         # A wrong LSE alone leaves O to be judged.
-        lse_only = record.where is not None and record.where.tensor == "LSE"
-        forward_is_wrong |= not backward and not lse_only
-        found = _failure(judged, record, case)
-        group = group_of(found, known)
+        lse_is_wrong |= of_lse
+        backward_is_wrong |= backward
+        forward_is_wrong |= not backward and not of_lse
+        found = _failure(judged, record, case, (*known, *candidates))
+        group = group_of(found, [g for g in known if not g.yields_to(found)])
         if group not in known:
             failure = found
             break
         masked.append(group.id)
     if not judged.answers():
         return CaseReport(failure, tuple(masked))
-    margins, rms = _numbers(judged, case)
+    backward = any(name.startswith("backward") for name in alone)
+    margins, rms = _numbers(judged, case, backward)
     labels = tuple(sorted(covered(case.spec, judged.problem))) if case.tensors is None else ()
-    return CaseReport(failure, tuple(masked), margins, rms, labels)
+    sums = {}
+    if len(alone) < len(case.checks):
+        sums = statistics_of(judged, backward)
+    return CaseReport(failure, tuple(masked), margins, rms, labels, statistics=sums)
 
 
-def _failure(judged: Judged, record: Record, case: FuzzCase) -> Failure:
+def _failure(judged: Judged, record: Record, case: FuzzCase, groups: Sequence[Group]) -> Failure:
     where = record.where
-    faults: dict[str, str] = {}
-    if where is not None and record.check == "forward.bound":
-        faults = fault_classes(judged)
-        if not faults and where.tensor == "O":
-            faults = _on_ordinary_values(judged, case)
-    if record.check == "special.empty_rows":
-        faults = filled_rows(judged)
+    faults = _proved(judged, record)
+    looks = looks_of(judged, record)
+    known = {c for g in groups for c in g.classes}
+    if record.check in VALUE_CHECKS and not known & set(faults):
+        faults |= allowed_classes(judged, sorted(known))
+    differentiated = judged.backward_defined and where is not None
+    if record.check.startswith("backward") and differentiated and not known & set(faults):
+        faults |= allowed_gradients(judged, known) or _gradients_of_ordinary_values(judged, case, looks)
+    if record.check in VALUE_CHECKS and not faults:
+        faults, more = _on_ordinary_values(judged, case)
+        looks += tuple(x for x in more if x not in looks)
+    if faults and is_strong(judged, record, faults):
+        looks = ()
     return Failure(
         check=record.check,
         tensor=where.tensor if where is not None else "",
@@ -168,34 +218,74 @@ def _failure(judged: Judged, record: Record, case: FuzzCase) -> Failure:
         where=where.describe() if where is not None else "",
         guesses=tuple(faults.values())[:MOST_GUESSES],
         faults=tuple(faults),
+        looks=looks,
         margin=record.margin,
         digest=digest_of(judged) if judged.answers() else "",
     )
 
 
-def _on_ordinary_values(judged: Judged, case: FuzzCase) -> dict[str, str]:
-    """Classes proved on the same problem with ordinary values, where the output here allows them too.
+VALUE_CHECKS = (
+    "forward.bound",
+    "forward.algorithm",
+    *(n for n in CHECKS if n.startswith("relation.") and "gradient" not in n),
+    "special.nonfinite",
+    "influence.forward",
+    "influence.perturbed",
+    "bitwise.suffix",
+)
+"""Checks that fail where O or LSE follow another rule, of which keys are seen among them."""
+
+
+def _proved(judged: Judged, record: Record) -> dict[str, str]:
+    """Class of fault -> explanation, for the failed check."""
+    if record.check == "special.empty_rows":
+        return filled_rows(judged)
+    if record.check == "forward.bound" and record.where is not None:
+        return forward_classes(judged)
+    if record.check.startswith("backward") and record.where is not None:
+        return backward_classes(judged)
+    return {}
+
+
+def _on_ordinary_values(judged: Judged, case: FuzzCase) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Classes proved on the same problem with ordinary values, where the output here allows them too; and
+    what the failure there looks like.
 
     Some values tell no fault from another: all subnormals are a few units apart. What O contradicts here
     is not told, so that a second fault, of these values alone, stays a finding of its own.
     """
     if case.tensors is not None or case.spec.family == ORDINARY:
-        return {}
+        return {}, ()
     problem = replace(case.spec, family=ORDINARY).build()
     ordinary = Judged(judged.kernel, problem, str(judged.device))
-    if not ordinary.answers() or not ordinary.measured["O"].over:
+    if not ordinary.answers():
+        return {}, ()
+    record = CHECKS["forward.bound"].on(ordinary)
+    if not record.failed:
+        return {}, ()
+    proved = forward_classes(ordinary)
+    return allowed_classes(judged, proved), () if proved else looks_of(ordinary, record)
+
+
+def _gradients_of_ordinary_values(judged: Judged, case: FuzzCase, looks: tuple[str, ...]) -> dict[str, str]:
+    """Classes of the backward on the same problem with ordinary values, where what is wrong here is wrong
+    there too."""
+    if case.tensors is not None or case.spec.family == ORDINARY == case.spec.gradient:
         return {}
-    proved = fault_classes(ordinary)
-    return {kind: proved[kind] for kind in allowed_classes(judged, proved)}
+    problem = replace(case.spec, family=ORDINARY, gradient=ORDINARY).build()
+    ordinary = Judged(judged.kernel, problem, str(judged.device))
+    if not ordinary.answers():
+        return {}
+    record = CHECKS["backward.bound"].on(ordinary)
+    if not record.failed or record.where is None:
+        return {}
+    same = set(looks) - {NOT_A_NUMBER} <= set(looks_of(ordinary, record))
+    return backward_classes(ordinary) if same else {}
 
 
-def _numbers(judged: Judged, case: FuzzCase) -> tuple[dict[str, float], dict[str, float]]:
+def _numbers(judged: Judged, case: FuzzCase, backward: bool) -> tuple[dict[str, float], dict[str, float]]:
     measured = dict(judged.measured)
-    if (
-        any(n.startswith("backward") for n in case.checks)
-        and judged.backward_defined
-        and judged.differentiates()
-    ):
+    if backward and judged.backward_defined and judged.differentiates():
         measured |= judged.measured_gradients
     margins = {t: m.worst.margin for t, m in measured.items() if m.worst is not None}
     rms = {}

@@ -83,9 +83,11 @@ class Runner:
         assert self._subject is not None
         return self._subject
 
-    def judge(self, case: FuzzCase, known: Sequence[Group] = ()) -> CaseReport:
+    def judge(
+        self, case: FuzzCase, known: Sequence[Group] = (), candidates: Sequence[Group] = ()
+    ) -> CaseReport:
         """The case's report; a crash, or a hang past the limit, is a failure in it."""
-        report: CaseReport = self._ask(("judge", case, tuple(known)), self.limit)
+        report: CaseReport = self._ask(("judge", case, tuple(known), tuple(candidates)), self.limit)
         return report
 
     def gradient(self, case: FuzzCase) -> Problem:
@@ -222,7 +224,7 @@ def _serve(
         )
     )
     answers: dict[str, Callable[..., Any]] = {
-        "judge": lambda case, known: _survivable(judge_case(kernel, case, device, known, other)),
+        "judge": lambda case, known, more: _survivable(judge_case(kernel, case, device, known, other, more)),
         "gradient": lambda case: json.dumps(problem_to_json(with_gradient(case, case.build(), kernel))),
         "script": lambda case, failure, finding: _script(name, kernel, case, failure, device, finding),
         "signature": lambda spec: str(signature_of(spec.outline())) if signature_of else "",
@@ -275,9 +277,11 @@ class InProcessRunner:
         self.kernel, self.device, self.calls = kernel, device, 0
         self.subject = Subject(kernel.name, kernel.capabilities, kernel.backward is not None, False, "")
 
-    def judge(self, case: FuzzCase, known: Sequence[Group] = ()) -> CaseReport:
+    def judge(
+        self, case: FuzzCase, known: Sequence[Group] = (), candidates: Sequence[Group] = ()
+    ) -> CaseReport:
         self.calls += 1
-        return judge_case(self.kernel, case, self.device, known)
+        return judge_case(self.kernel, case, self.device, known, candidates=candidates)
 
     def gradient(self, case: FuzzCase) -> Problem:
         return with_gradient(case, case.build(), self.kernel)

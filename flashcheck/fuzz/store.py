@@ -68,7 +68,9 @@ class Finding:
         return Finding(
             kernel=data["kernel"],
             device=data["device"],
-            group=Group(data["group"]["check"], tuple(data["group"]["classes"])),
+            group=Group(
+                data["group"]["check"], tuple(data["group"]["classes"]), tuple(data["group"].get("looks", ()))
+            ),
             failure=Failure(**failure),
             case=FuzzCase.from_json(data["case"]),
             first=FuzzCase.from_json(data["first"]),
@@ -153,26 +155,44 @@ class Store:
         return tuple(finding.group for finding in self.findings())
 
     def add(self, finding: Finding) -> Finding:
-        """Stores a finding; where the group is known already, the two become one: the smaller case stays."""
+        """Stores a finding; those that its group holds become one with it: the better case stays."""
         with locked(self.folder / ".lock"):
-            known = next((f for f in self.findings() if f.group.holds(finding.failure)), None)
-            if known is not None:
-                finding = _merged(known, finding)
+            for known in self.findings():
+                if known.group.holds(finding.failure) or finding.group.holds(known.failure):
+                    finding = _merged(known, finding)
+                    self._remove(known)
             write_json(self.finding_path(finding.id), finding.to_json())
         return finding
 
+    def absorb(self, other: Finding, failure: Failure, into: str) -> None:
+        """Makes ``other`` one with the finding called ``into``: judged again, its failure is one of those."""
+        with locked(self.folder / ".lock"):
+            findings = {f.id: f for f in self.findings()}
+            if other.id in findings and into in findings and other.id != into:
+                kept = findings[into]
+                cases = kept.cases + findings[other.id].cases
+                self._remove(other)
+                kept = replace(kept, group=kept.group.joined(failure), cases=cases)
+                write_json(self.finding_path(into), kept.to_json())
+
+    def _remove(self, finding: Finding) -> None:
+        self.finding_path(finding.id).unlink(missing_ok=True)
+
 
 def _merged(known: Finding, new: Finding) -> Finding:
-    smaller = (
-        new
-        if (new.case.size, len(new.case.tensors or "")) < (known.case.size, len(known.case.tensors or ""))
-        else known
-    )
+    """One finding under the known one's name, with the stronger check or else the smaller case."""
+    if known.group.yields_to(new.failure) or new.group.yields_to(known.failure):
+        better = new if known.group.yields_to(new.failure) else known
+    else:
+        sizes = [(f.case.size, len(f.case.tensors or "")) for f in (known, new)]
+        better = new if sizes[1] < sizes[0] else known
+    group = replace(known.group.joined(new.failure), check=better.group.check)
     return replace(
         known,
-        case=smaller.case,
-        failure=smaller.failure,
-        reproduces=smaller.reproduces,
-        script=smaller.script,
+        group=group if group.id == known.id else replace(known.group, check=better.group.check),
+        case=better.case,
+        failure=better.failure,
+        reproduces=better.reproduces,
+        script=better.script,
         cases=known.cases + new.cases,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flashcheck.fuzz.hunter import CaseEvent
+from flashcheck.fuzz.statistics import TensorStatistics
 
 PARTS = ("build", "compile", "kernel", "judge")
 
@@ -40,6 +41,7 @@ class LineWriter:
         line |= {"masked": list(report.masked)} if report.masked else {}
         line |= {"group": event.group.id} if event.group else {}
         line |= {"fault": report.judge_fault} if report.judge_fault else {}
+        line |= {"statistics": report.statistics} if report.statistics else {}
         if report.against:
             line |= {"against": {t: list(n) for t, n in report.against.items()}}
         if records or report.against or event.group or report.judge_fault:
@@ -55,6 +57,7 @@ class Totals:
         cases: by dtype; failures: by group id; seconds: by part of the work.
         worst: (dtype, tensor) -> (margin, case as JSON), over cases that fail nothing.
         covered: dtype -> labels. faults: the judge's own, text -> count.
+        statistics: (dtype, tensor) -> sums over the cases drawn for them.
     """
 
     cases: Counter[str] = field(default_factory=Counter)
@@ -63,6 +66,7 @@ class Totals:
     worst: dict[tuple[str, str], tuple[float, dict[str, Any]]] = field(default_factory=dict)
     covered: dict[str, set[str]] = field(default_factory=dict)
     faults: Counter[str] = field(default_factory=Counter)
+    statistics: dict[tuple[str, str], TensorStatistics] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -80,6 +84,8 @@ class Totals:
         self.failures.update(line.get("masked", ()))
         if "group" in line:
             self.failures[line["group"]] += 1
+        for tensor, sums in line.get("statistics", {}).items():
+            self.statistics.setdefault((dtype, tensor), TensorStatistics()).add(sums)
         if "fault" in line:
             self.faults[line["fault"]] += 1
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import signal
 import time
+import traceback
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from flashcheck.fuzz.confirm import REDUCE_SECONDS, confirmed, with_script
@@ -35,7 +37,10 @@ class WorkerTask:
 
 
 def work(task: WorkerTask, pipe: Connection) -> None:
-    """Sends ("subject", ...), then for each shard ("case", line)..., ("found", id)..., ("done", number)."""
+    """Sends ("subject", ...), then for each shard ("case", line)..., ("found", id)..., ("done", number).
+
+    ("refused", why) where no kernel loads, ("broken", why) where flashcheck itself failed.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the campaign decides when to stop
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # this process must not touch the GPU
     import torch
@@ -52,6 +57,10 @@ def work(task: WorkerTask, pipe: Connection) -> None:
         pipe.send(("refused", str(error)))
     except (EOFError, ConnectionError):
         pass  # the campaign is gone
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}:{place.lineno}"
+        pipe.send(("broken", f"a worker failed: {type(error).__name__} in {where}: {error}"))
     finally:
         runner.close()
 
@@ -104,7 +113,18 @@ def store_finding(task: WorkerTask, runner: Runner, found: Found, seconds: float
     task.store.add(first)  # at once: reducing takes seconds, and this process may be killed
     better = confirmed(first, runner, seconds)
     better = with_script(better, runner, task.store.folder / "findings")
-    return task.store.add(replace(better, cases=0))  # its cases are counted already
+    better = task.store.add(replace(better, cases=0))  # its cases are counted already
+    _absorb(task.store, runner, better)
+    return better
+
+
+def _absorb(store: Store, runner: Runner, new: Finding) -> None:
+    """Earlier findings of which only the look was known are judged again: the new one may explain them."""
+    for other in store.findings():
+        if other.id != new.id and other.group.looks:
+            failure = runner.judge(other.first, candidates=(new.group,)).failure
+            if failure is not None and new.group.holds(failure):
+                store.absorb(other, failure, new.id)
 
 
 def start(context: Any, task: WorkerTask) -> tuple[Any, Connection]:

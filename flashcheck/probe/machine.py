@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from flashcheck.arithmetic import IEEE_FP32, Accumulator, Machine
 from flashcheck.formats import format_named
@@ -47,6 +48,10 @@ def machine_from(report: ProbeReport, platform: Platform) -> Machine:
             known = accumulators.get(product.operands)
             if known is None or model.gamma(64) > known.gamma(64):
                 accumulators[product.operands] = model
+    for product in report.products:
+        if product.platform == platform and _flushes(product):
+            unit = accumulators.get(product.operands, IEEE_FP32)
+            accumulators[product.operands] = replace(unit, flush_subnormals=True)
     return Machine(
         name=f"probed {platform} on {report.device.name}",
         accumulators=accumulators,
@@ -147,6 +152,10 @@ def _gating(report: ProbeReport, platform: Platform) -> list[ProductFinding]:
         for p in report.products
         if p.platform == platform and not p.failed and "tf32" not in p.unit and "imprecise" not in p.unit
     ]
+
+
+def _flushes(found: ProductFinding) -> bool:
+    return "flushed" in (found.subnormal_operands, found.subnormal_sums)
 
 
 def _functions(report: ProbeReport, platform: Platform) -> dict[str, FunctionFinding]:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from flashcheck.arithmetic import Accumulator, Rounding
 from flashcheck.emulator.units import multiply_add
+from flashcheck.flushing import kept_by_matmul
 from flashcheck.formats import FP32, Format, round_nearest
 from flashcheck.probe.findings import ProductFinding
 from flashcheck.probe.units import Unit
@@ -87,6 +88,23 @@ def measure_products(unit: Unit, device: torch.device) -> ProductFinding:
     except Exception as error:  # a compiler, a driver or the interpreter may refuse in any way
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         return _finding(unit, failed=reason)
+
+
+def measure_subnormals(fmt: Format) -> ProductFinding:
+    """What torch's product of two matrices of ``fmt`` on the CPU does to subnormal numbers. It stores its
+    result in ``fmt`` as well, so no crafted sum can tell how it adds.
+
+    ``kernel.machine_for`` makes the same measurement. It contradicts no other declared machine: a kernel
+    that multiplies by itself, as emulators do, does not depend on it.
+    """
+    operands, results = kept_by_matmul(fmt)
+    return ProductFinding(
+        unit="torch.matmul",
+        operands=fmt.name,
+        platform="torch",
+        subnormal_operands=_kept(operands),
+        subnormal_sums=_kept(results),
+    )
 
 
 def _finding(unit: Unit, **found: Any) -> ProductFinding:

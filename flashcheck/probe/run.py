@@ -15,6 +15,7 @@ import torch
 from pydantic import ValidationError
 
 from flashcheck.files import write_atomically
+from flashcheck.flushing import NARROW
 from flashcheck.probe.arguments import Arguments
 from flashcheck.probe.casts import TARGETS, measure_cast
 from flashcheck.probe.device import describe_device
@@ -29,7 +30,7 @@ from flashcheck.probe.findings import (
 )
 from flashcheck.probe.functions import FUNCTIONS, measure_addition, measure_function
 from flashcheck.probe.machine import machine_from
-from flashcheck.probe.products import measure_products
+from flashcheck.probe.products import measure_products, measure_subnormals
 from flashcheck.probe.units import torch_units, triton_units
 
 Step = Callable[[], ProductFinding | AdditionFinding | CastFinding | FunctionFinding]
@@ -97,6 +98,8 @@ def _steps(device: torch.device, level: Level, platforms: tuple[Platform, ...]) 
         else:
             units = list(torch_units())
         steps += [(f"{u.name} {u.operands}", partial(measure_products, u, device)) for u in units]
+        if platform == "torch" and device.type == "cpu":
+            steps += [(f"torch.matmul {fmt} subnormals", partial(measure_subnormals, fmt)) for fmt in NARROW]
         steps.append((f"{platform} addition", partial(measure_addition, platform, device)))
         for fmt in TARGETS:
             steps.append(

@@ -20,11 +20,9 @@ from typing import Any
 import torch
 
 from flashcheck.arithmetic import ARITHMETICS, HOPPER, IEEE
-from flashcheck.bounds import backward, centred, forward, rms, rms_backward
 from flashcheck.bounds.backward import backward_bound
 from flashcheck.bounds.forward import forward_bound
 from flashcheck.bounds.pairs import Given
-from flashcheck.bounds.result import ForwardBound
 from flashcheck.checks.judged import on_device
 from flashcheck.emulator.tiles import concrete
 from flashcheck.formats import round_nearest
@@ -108,29 +106,16 @@ def measure(problem: Problem, preset: str, device: torch.device, seconds: float)
         fp64.forward(problem)
         fp64.backward(problem, given.out, given.lse)
 
-    def bounds() -> ForwardBound:
+    def bounds(*, predictions: bool = True) -> None:
         bound = forward_bound(problem, exact, arithmetic, machine)
-        backward_bound(problem, exact, gradients, given, arithmetic, machine, bound.scores)
-        return bound
+        backward = backward_bound(problem, exact, gradients, given, arithmetic, machine, bound.scores)
+        for tensor in (bound.out, bound.lse, *backward.tensors.values()):
+            tensor.centred  # noqa: B018
+            if predictions:
+                tensor.predicted_rms  # noqa: B018
 
-    def without_predictions() -> None:
-        """The same with the predictions stubbed out: their cost is the difference."""
-        kept = rms.forward_sigma, rms.after_rounding, rms_backward.backward_sigma, backward.after_rounding
-        zeros = {name: torch.zeros_like(getattr(gradients, name)) for name in ("dq", "dk", "dv")}
-        rms.forward_sigma = lambda *_: (exact.out, exact.lse.unsqueeze(-1))  # type: ignore[assignment]
-        rms.after_rounding = lambda value, *_: value  # type: ignore[assignment]
-        backward.after_rounding = lambda value, *_: value  # type: ignore[attr-defined]
-        rms_backward.backward_sigma = lambda *_: zeros  # type: ignore[assignment]
-        try:
-            bounds()
-        finally:
-            rms.forward_sigma, rms.after_rounding, rms_backward.backward_sigma = kept[:3]
-            backward.after_rounding = kept[3]  # type: ignore[attr-defined]
-
-    assert forward.rms is rms
-    assert backward.centred is centred
     reference, both = best(oracle, seconds, device), best(bounds, seconds, device)
-    bound = min(best(without_predictions, seconds, device), both)
+    bound = min(best(lambda: bounds(predictions=False), seconds, device), both)
     return {"oracle": reference, "bound": bound, "prediction": both - bound, "ratio": both / reference}
 
 

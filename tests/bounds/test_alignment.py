@@ -9,7 +9,7 @@ import torch
 
 from flashcheck.arithmetic import ARITHMETICS, HOPPER, HOPPER_16BIT, HOPPER_FP8
 from flashcheck.bounds import centred, forward, gradient_sums, pairs
-from flashcheck.bounds.alignment import alignment_error, operand
+from flashcheck.bounds.alignment import operand, subnormal_error
 from flashcheck.emulator.units import multiply_add
 from flashcheck.formats import BF16, E4M3, E5M2, FP16, FP32, round_nearest
 from flashcheck.inputs.spec import ProblemSpec
@@ -40,7 +40,7 @@ def test_sums_of_products_stay_within_gamma_and_the_alignment(unit, left, right,
     got = multiply_add(a.float(), b.float(), torch.zeros(64, 48), unit, left, other=right).double()
     error = (got - exact).abs()
     known = unit.gamma(70) * size + unit.floor(70)
-    extra = alignment_error(unit, operand(a.abs(), left), operand(b.abs(), right), torch.matmul)
+    extra = subnormal_error(unit, operand(a.abs(), left), operand(b.abs(), right), torch.matmul)
     assert bool((error <= known + extra).all())
 
 
@@ -56,7 +56,7 @@ def test_small_addends_are_lost_beside_a_subnormal_number(unit, fmt, transposed)
     exact = float(a @ b)
     got = multiply_add(a.float(), b.float(), torch.zeros(1, 1), unit, fmt)
     known = unit.gamma(unit.block) * exact
-    extra = alignment_error(unit, operand(a, fmt), operand(b, fmt), torch.matmul)
+    extra = subnormal_error(unit, operand(a, fmt), operand(b, fmt), torch.matmul)
     assert known < abs(float(got) - exact) <= known + float(extra)
 
 
@@ -116,10 +116,10 @@ def test_honest_kernels_with_subnormal_operands_stay_inside(preset, kind, own_gr
 
 def _without(monkeypatch):
     for module, name in (
-        (forward, "alignment_of_values"),
-        (centred, "alignment_of_values"),
-        (pairs, "alignment_error"),
-        (gradient_sums, "alignment_error"),
+        (forward, "subnormal_values"),
+        (centred, "subnormal_values"),
+        (pairs, "subnormal_error"),
+        (gradient_sums, "subnormal_error"),
     ):
         monkeypatch.setattr(module, name, lambda *_: 0.0)
 

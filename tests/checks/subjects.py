@@ -56,7 +56,8 @@ def attend(
     p = p.to(problem.q.dtype)
     if round_twice:  # through one bit fewer
         p = (p.float() * 3.0).to(problem.q.dtype).float().div(3.0).to(problem.q.dtype)
-    out = (p.float() @ v) / torch.where(total == 0, 1.0, total)
+    # A row of scores that all overflowed to -inf sees keys: NaN, not 0.
+    out = (p.float() @ v) / torch.where(visible.any(-1, keepdim=True), total, 1.0)
     lse = (base + torch.log(total)).squeeze(-1) * lse_factor
     return ForwardResult(out.to(problem.q.dtype), lse)
 

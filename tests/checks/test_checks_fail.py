@@ -165,6 +165,22 @@ def test_silent_overflow_is_a_failure() -> None:
     assert record.failed
 
 
+def test_taking_a_row_of_overflowed_scores_for_an_empty_one_is_a_failure() -> None:
+    """Scores of -inf, all of them: found in the emulator itself, which gave 0."""
+
+    def emptied(problem: Problem) -> ForwardResult:
+        result = attend(problem)
+        lost = torch.isneginf(result.lse).unsqueeze(-1)
+        return ForwardResult(torch.where(lost, 0.0, result.out), result.lse)
+
+    spec = ProblemSpec(dtype="fp32", num_queries=8, num_keys=1, family="overflowing_logits")
+    problem = spec.build()
+    problem = problem.replaced(k=-problem.k.abs())
+    check = check_named("special.no_silent_overflow")
+    assert check(kernel(emptied), problem).failed
+    assert not check(kernel(attend), problem).failed
+
+
 def test_reading_past_the_data_is_a_failure() -> None:
     def overreads(problem: Problem) -> ForwardResult:
         storage = problem.k.untyped_storage()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flashcheck.arithmetic import Accumulator, Arithmetic, Machine, flash
 from flashcheck.bounds.interval import Interval, rounded_interval
-from flashcheck.bounds.result import BackwardBound, ForwardBound, TensorBound
+from flashcheck.bounds.result import BackwardBound, ForwardBound, TensorBound, unpredicted
 from flashcheck.checks import CHECKS, Judged, Status, check_named, reference
 from flashcheck.checks.reference import backward_reference, forward_reference, hinges
 from flashcheck.formats import FP32
@@ -88,7 +88,7 @@ def test_without_the_climb_the_backward_verdict_is_wrong(monkeypatch: pytest.Mon
 def bound_of(out: Tensor, lse: Tensor, error: float) -> ForwardBound:
     def tensor(x: Tensor) -> TensorBound:
         interval = rounded_interval(x, torch.full_like(x, error), FP32)
-        return TensorBound(interval, torch.zeros_like(x), torch.zeros_like(x).bool(), prediction_gates=False)
+        return unpredicted(interval)
 
     return ForwardBound(tensor(out), tensor(lse))
 
@@ -167,9 +167,8 @@ def test_gradients_stop_at_the_rung_that_settles_a_verdict() -> None:
 
     def bound_of(gradients: BackwardQuantities) -> BackwardBound:
         bound = rounded_interval(gradients.dq, limit, FP32)
-        nothing = torch.zeros_like(limit)
         exactly = replace(bound, error=limit)  # ``rounded_interval`` adds a little
-        return BackwardBound({"dq": TensorBound(exactly, nothing, nothing.bool(), prediction_gates=False)})
+        return BackwardBound({"dq": unpredicted(exactly)})
 
     calm = backward_reference(problem, forward, low, bound_of, {"dq": got}, stored)
     assert calm.rows == {"fp64": 4}

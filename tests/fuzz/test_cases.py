@@ -11,7 +11,7 @@ import torch
 from flashcheck.checks.bits import differing
 from flashcheck.errors import ArgumentError
 from flashcheck.fuzz.case import FuzzCase, problem_from_json, problem_to_json
-from flashcheck.fuzz.groups import Failure, Group, group_of
+from flashcheck.fuzz.groups import Failure, group_of
 from flashcheck.inputs.problems import draw_spec
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.mutants.registry import CAPABILITIES
@@ -62,18 +62,38 @@ def test_a_diagnosed_class_is_one_bug_whichever_check_shows_it() -> None:
     first = group_of(a, ())
     assert group_of(b, [first]) is first
     assert group_of(c, [first]) != first
-    narrow = first.narrowed(b)
+    narrow = first.joined(b)
     assert narrow.classes == ("lost",)
-    assert narrow.narrowed(c) == narrow  # never without a class
+    assert narrow.joined(c).classes == ("lost",)  # never without a class
 
 
-def test_without_a_diagnosis_the_message_decides() -> None:
+def test_looks_group_what_no_class_proves() -> None:
+    """Few wrong elements fit classes by chance: their looks count too. Many prove a class alone."""
+    plain = Failure("backward.bound", "dQ", "m", looks=("through dS",))
+    chance = Failure("backward.bound", "dV", "n", faults=("by chance",), looks=("through dS", "dV"))
+    proved = Failure("backward.bound", "dQ", "m", faults=("the scale",))
+    group = group_of(plain, ())
+    assert group.holds(chance)
+    assert not group.holds(proved)
+    wider = group.joined(chance)
+    assert wider.holds(Failure("backward.end_to_end", "dV", "o", looks=("dV",)))
+    assert not group_of(proved, ()).joined(chance).looks  # what is proved is not known by its looks
+
+
+def test_a_finding_gives_way_to_a_stronger_check() -> None:
+    weak = group_of(Failure("forward.algorithm", "O", "m", looks=("O",)), ())
+    strong = Failure("forward.bound", "O", "n", looks=("O",))
+    assert weak.holds(strong)
+    assert weak.yields_to(strong)
+    assert not group_of(strong, ()).yields_to(Failure("forward.algorithm", "O", "m", looks=("O",)))
+
+
+def test_without_a_diagnosis_and_a_look_the_message_decides() -> None:
     def failure(message: str) -> Failure:
-        return Failure("forward.bound", "O", message)
+        return Failure("forward.bound", "", message)
 
-    group = group_of(failure("O is outside its proved bound: 3.1 x its bound"), ())
-    assert group.holds(failure("O is outside its proved bound: 2.97e+05 x its bound"))
-    assert not group.holds(Failure("forward.algorithm", "O", "O is outside its proved bound: 3 x its bound"))
-    assert not group.holds(failure("O is outside its proved bound: NaN or inf, or its bound is 0"))
+    group = group_of(failure("the kernel raised IndexError: 3 of 7"), ())
+    assert group.holds(failure("the kernel raised IndexError: 12 of 30"))
+    assert not group.holds(failure("the kernel raised KeyError: 3 of 7"))
+    assert not group.holds(Failure("backward.bound", "", "the kernel raised IndexError: 3 of 7"))
     assert len(group.id) == 8
-    assert Group(group.check, group.classes).id == group.id

@@ -48,10 +48,28 @@ def test_findings_round_trip_and_merge(tmp_path: Path) -> None:
     assert stored.case == smaller
     assert stored.first == CASE
     assert read_finding(store.finding_path(stored.id)) == stored
+    stronger = Failure("forward.bound", "O", "m", faults=("x",))
+    weak = Group("forward.algorithm", ("x", "y"))
+    other = Store(tmp_path / "other")
+    other.add(_finding(group=weak, failure=replace(stronger, check="forward.algorithm"), case=smaller))
+    (kept,) = [other.add(_finding())]
+    assert (kept.group.check, kept.case, kept.cases) == ("forward.bound", CASE, 2)
+    assert [f.id for f in other.findings()] == [kept.id]
     broken = tmp_path / "broken.json"
     broken.write_text("{}")
     with pytest.raises(ArgumentError, match="finding"):
         read_finding(broken)
+
+
+def test_a_finding_that_another_explains_becomes_part_of_it(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    seen = Failure("forward.bound", "O", "m", looks=("O is wrong",))
+    first = store.add(_finding(group=Group("forward.bound", (), ("O is wrong",)), failure=seen))
+    new = store.add(_finding())
+    assert len(store.findings()) == 2
+    store.absorb(first, replace(seen, faults=("x",)), new.id)
+    (kept,) = store.findings()
+    assert (kept.id, kept.cases) == (new.id, 2)
 
 
 def test_every_shard_is_claimed_once(tmp_path: Path) -> None:

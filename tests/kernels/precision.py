@@ -8,14 +8,9 @@ import os
 
 import torch
 
+from tests.published.outliers import outliers
+
 PUBLISHED = {"fp16": 1.9e-4, "e4m3": 9.1e-3}
-
-
-def outliers(shape, generator):
-    """Values of the test, fp32."""
-    rare = torch.rand(shape, generator=generator) < 0.001
-    normal, large = (torch.randn(shape, generator=generator) for _ in range(2))
-    return normal + 10.0 * large * rare
 
 
 def outlier_rms(device, head_dim=128, num_queries=64, num_keys=1024, heads=8, **path):

@@ -1,0 +1,61 @@
+"""Gradients by automatic differentiation, of the O and LSE that are given and not of the library's own.
+
+A backward is judged on the stored forward that it was given. Libraries that expose no more than a
+differentiable function keep their own O and LSE for the backward; ``saved_tensors_hooks`` hands them ours
+when they ask for theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+Call = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]
+
+
+def gradients_given(
+    call: Call,
+    inputs: Mapping[str, Tensor],
+    stored: tuple[Tensor, Tensor],
+    output_gradients: Sequence[Tensor],
+) -> dict[str, Tensor]:
+    """Gradients of ``inputs`` by name.
+
+    Args:
+        call: the library's forward: takes the inputs by name, returns O and LSE in the library's layout.
+        stored: O and LSE to differentiate at, in that layout.
+        output_gradients: of O, and of LSE too where that has one.
+
+    Raises:
+        RuntimeError: where the library did not ask for an O or an LSE of its own.
+    """
+    returned: list[tuple[str, Tensor, Tensor]] = []
+    asked: set[str] = set()
+
+    def unpack(saved: Any) -> Any:
+        for name, own, given in returned:
+            if saved.data_ptr() == own.data_ptr() and saved.dtype == own.dtype:
+                asked.add(name)
+                return _laid_out(given, saved)
+        return saved
+
+    leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
+    with torch.enable_grad(), saved_tensors_hooks(lambda x: x, unpack):
+        results = call(leaves)
+        returned += zip(("O", "LSE"), results, stored, strict=True)
+        outputs = results[: len(output_gradients)]
+        found = torch.autograd.grad(outputs, list(leaves.values()), list(output_gradients))
+    if missed := {"O", "LSE"} - asked:
+        raise RuntimeError(f"the backward reads no stored {' and '.join(sorted(missed))} of its forward")
+    return dict(zip(leaves, found, strict=True))
+
+
+def _laid_out(given: Tensor, saved: Tensor) -> Tensor:
+    """``given`` with the shape and strides of ``saved``, whose last dimension may be padded with zeros."""
+    result = torch.zeros_like(saved)
+    result[..., : given.shape[-1]].copy_(given)
+    return result

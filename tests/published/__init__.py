@@ -1,0 +1,1 @@
+"""Numbers that papers printed, reproduced: ``python -m tests.published`` shows ours beside theirs."""
