@@ -105,6 +105,13 @@ def cost(spec: ProblemSpec) -> int:
     return spec.batch * spec.num_heads * sides[0] * sides[1]
 
 
+def _work(name: str, spec: ProblemSpec) -> int:
+    """Work of a check on a problem, up to what it costs everywhere."""
+    # It reads the keys off the columns of V: 127 keys of one column each are 127 runs.
+    times = -(-spec.num_keys // spec.value_dim) if name == "influence.forward" else 1
+    return times * cost(spec)
+
+
 def assigned(specs: Sequence[ProblemSpec], first_dtype: bool) -> list[tuple[str, ...]]:
     """Names of the checks of every problem of one dtype, in the order of ``CHECKS``."""
     chosen: list[set[str]] = [set() for _ in specs]
@@ -124,7 +131,8 @@ def assigned(specs: Sequence[ProblemSpec], first_dtype: bool) -> list[tuple[str,
             if not fitting:
                 break
             preferred = [i for i in fitting if number == 0 and name in _PREFERS and _PREFERS[name](specs[i])]
-            best = min(preferred or fitting, key=lambda i: (load[i] + CHECKS[name].reruns) * cost(specs[i]))
+            work = {i: (load[i] + CHECKS[name].reruns) * _work(name, specs[i]) for i in fitting}
+            best = min(preferred or fitting, key=work.__getitem__)
             fitting.remove(best)
             chosen[best].add(name)
             load[best] += CHECKS[name].reruns + 1
