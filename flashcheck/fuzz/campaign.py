@@ -115,7 +115,9 @@ class Campaign:
         methods = multiprocessing.get_all_start_methods()
         self._context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         if "forkserver" in methods:
-            self._context.set_forkserver_preload(["flashcheck.fuzz.worker"])
+            # torch imports dynamo when a check first watches allocations, for seconds: here once for all
+            # workers and for every runner that replaces one which crashed.
+            self._context.set_forkserver_preload(["flashcheck.fuzz.worker", "torch._dynamo"])
 
     def run(self, on_progress: Callable[[State], None] = lambda _: None) -> State:
         """Hunts until the budget ends or the user interrupts; raises ArgumentError where no kernel loads."""
@@ -125,7 +127,7 @@ class Campaign:
             while not self._over():
                 self._turn(on_progress)
         except KeyboardInterrupt:
-            self.state.interrupted, self.state.stopped = True, "Ctrl-C"
+            self.state.interrupted, self.state.stopped = True, "Ctrl-C was pressed"
         finally:
             with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C does not wait for shrinking
                 self._finish(on_progress)

@@ -271,17 +271,22 @@ def _call_once(kernel: Kernel, case: FuzzCase, device: str) -> float:
 
 
 class InProcessRunner:
-    """Answers like a Runner, without a process: for kernels that are known not to crash."""
+    """Answers like a Runner, without a process: for kernels that are known not to crash.
 
-    def __init__(self, kernel: Kernel, device: str = "cpu") -> None:
-        self.kernel, self.device, self.calls = kernel, device, 0
+    ``clock``: what the seconds of its reports are read from.
+    """
+
+    def __init__(
+        self, kernel: Kernel, device: str = "cpu", clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.kernel, self.device, self.clock, self.calls = kernel, device, clock, 0
         self.subject = Subject(kernel.name, kernel.capabilities, kernel.backward is not None, False, "")
 
     def judge(
         self, case: FuzzCase, known: Sequence[Group] = (), candidates: Sequence[Group] = ()
     ) -> CaseReport:
         self.calls += 1
-        return judge_case(self.kernel, case, self.device, known, candidates=candidates)
+        return judge_case(self.kernel, case, self.device, known, candidates=candidates, clock=self.clock)
 
     def gradient(self, case: FuzzCase) -> Problem:
         return with_gradient(case, case.build(), self.kernel)
