@@ -72,6 +72,9 @@ class Arithmetic:
         grad_accumulator_format: dQ is rounded into this format after every key tile, dK and dV after
             every query tile (None: they are summed in fp32 and rounded once).
         block_queries: queries per tile in the backward; None where unknown.
+        grad_probability_format: dP is rounded into this format (None: it stays fp32).
+        scaled_grad_score_format: dS, in its own format, is multiplied by the scale and rounded into this
+            format before the products for dQ and dK (None: the scale multiplies their sums).
         group_grad_format: under grouped heads, the dK and dV of each query head are rounded into this
             format before they are summed over the group (None: the sum is taken in fp32).
     """
@@ -103,6 +106,8 @@ class Arithmetic:
     grad_accumulator_format: Format | None = None
     block_queries: int | None = None
     group_grad_format: Format | None = None
+    grad_probability_format: Format | None = None
+    scaled_grad_score_format: Format | None = None
     backward_exp_error: float | None = None
     backward_exp_flush: float | None = None
 

@@ -43,7 +43,7 @@ class Capabilities:
         lse: returns the log-sum-exp.
         empty_rows: rows that see no key follow the contract.
         cross_lengths: Nq may differ from Nk.
-        zero_length: Nk may be 0.
+        zero_length: Nk and Nq may be 0.
         any_strides: q, k, v may be any view.
         isolates_nonfinite: NaN and inf in visible data reach the rows that see them and no other.
         deterministic: bitwise the same result each time.
@@ -114,8 +114,8 @@ class Capabilities:
             return "grouped key/value heads are not declared"
         if problem.num_queries != problem.num_keys and not self.cross_lengths:
             return "Nq != Nk is not declared"
-        if problem.num_keys == 0 and not self.zero_length:
-            return "zero keys are not declared"
+        if 0 in (problem.num_queries, problem.num_keys) and not self.zero_length:
+            return "zero queries or keys are not declared"
         if problem.effective_scale <= 0 and not self.nonpositive_scale:
             return "a scale of zero or less is not declared"
         features = {*problem.options(), *(["nonpositive_scale"] if problem.effective_scale <= 0 else [])}

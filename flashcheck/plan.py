@@ -15,7 +15,7 @@ import torch
 from flashcheck.checks.judged import on_device
 from flashcheck.errors import ArgumentError, UnknownNameError
 from flashcheck.inputs.combinations import Covering
-from flashcheck.inputs.coverage import required, takes_part
+from flashcheck.inputs.coverage import covered, empty_sequences, required, takes_part
 from flashcheck.inputs.problems import Wishes, draw_spec, families_for
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.values import FAMILIES
@@ -204,6 +204,7 @@ def _legal(
 
     The option that ``label`` names takes part in it.
     """
+    sequences = empty_sequences(capabilities)
     option = "causal" if label.startswith("causal=") else label.removeprefix("option ")
     for _ in range(_ATTEMPTS):
         spec = draw_spec(rng, capabilities, dtype, rng.randrange(2**31), wishes)
@@ -212,6 +213,7 @@ def _legal(
             capabilities.refuses(outline) is None
             and (capabilities.empty_rows or not spec.leaves_rows())
             and takes_part(outline, option)
+            and (label not in sequences or label in covered(spec, outline))
         ):
             return spec
     return None

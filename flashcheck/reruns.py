@@ -47,6 +47,15 @@ EVERY: dict[str, int] = {
 ONCE = ("state.fresh_process",)
 """Made on one problem of the first dtype: a process costs seconds."""
 
+ON_NOTHING = (
+    "isolation.buffers",
+    "isolation.unwritten",
+    "isolation.gradients_unwritten",
+    "special.empty_rows_backward",
+)
+"""Made on every problem without queries or keys, or with a sequence without: kernels leave early there, and
+what they return was never written, or reads what is not there."""
+
 ALTERNATE = ("backward.bound", "backward.algorithm", "relation.gradient_sums")
 """Made on every other problem, together: they share one run of the backward."""
 
@@ -84,6 +93,12 @@ def suits(name: str, spec: ProblemSpec) -> bool:
     return name not in _SUITS or _SUITS[name](spec)
 
 
+def lacks(spec: ProblemSpec) -> bool:
+    """No queries, no keys, or a first sequence that has none of one of them."""
+    packed = {n for pair in spec.segments or () if any(pair) for n in pair}
+    return 0 in {spec.num_queries, spec.num_keys, *packed, *(spec.key_lengths or ())[:1]}
+
+
 def cost(spec: ProblemSpec) -> int:
     """Work of one run, in padded pairs of a query and a key."""
     sides = [-(-max(n, 1) // 64) for n in (spec.num_queries, spec.num_keys)]
@@ -99,6 +114,7 @@ def assigned(specs: Sequence[ProblemSpec], first_dtype: bool) -> list[tuple[str,
             every = name in ALTERNATE and number % 2 == 0
             if not check.grouped and (every or not (name in EVERY or name in ONCE or name in ALTERNATE)):
                 names.add(name)
+        names |= set(ON_NOTHING if lacks(specs[number]) else ())
     wanted = {name: max(1, round(len(specs) / n)) for name, n in EVERY.items()}
     if first_dtype:
         wanted |= dict.fromkeys(ONCE, 1)

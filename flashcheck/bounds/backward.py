@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds import centred, rms_backward
-from flashcheck.bounds.gradient_sums import GradientSum, gradient_sums, sum_group
+from flashcheck.bounds.gradient_sums import GradientSum, Weights, gradient_sums, sum_group
 from flashcheck.bounds.interval import Interval, rounded_interval
 from flashcheck.bounds.numbers import FP32_MAX, UNIT, weighted_growth
 from flashcheck.bounds.pairs import Given, PairErrors, pair_errors
@@ -54,13 +54,16 @@ def backward_bound(
     scores = score_error(problem, forward, arithmetic, machine) if scores is None else scores
     pairs = pair_errors(problem, forward, exact, given, scores, arithmetic, machine)
     sums = gradient_sums(problem, arithmetic, machine)
-    overflow = _overflow(sums, pairs, arithmetic)
+    p_weights = Weights(pairs.p, pairs.p_error + pairs.p_rounding)
+    ds_weights = Weights(pairs.ds.abs(), pairs.ds_error + pairs.ds_rounding)
+    weights = {"dq": ds_weights, "dk": ds_weights, "dv": p_weights}
+    overflow = _overflow(sums, weights, pairs, arithmetic)
     fmt = arithmetic.output_format
     conditional = given.lse_error is None
 
     @cache
     def stored() -> centred.PredictedPairs:
-        return centred.predicted_pairs(pairs, arithmetic)
+        return centred.predicted_pairs(pairs, arithmetic, problem.effective_scale)
 
     @cache
     def sigma() -> dict[str, Tensor]:
@@ -75,12 +78,10 @@ def backward_bound(
         return centred.gradient_interval(total, value, stored(), overflow[total.name])
 
     tensors = {}
-    ds_slack, p_slack = pairs.ds_error + pairs.ds_rounding, pairs.p_error + pairs.p_rounding
-    ds_size = pairs.ds.abs()
     for name, total in sums.items():
         value = getattr(exact, name)
-        size, slack = (pairs.p, p_slack) if name == "dv" else (ds_size, ds_slack)
-        interval = _interval(value, total.error(value, size, slack), fmt, overflow[name])
+        error = total.error(value, weights[name].size, weights[name].slack)
+        interval = _interval(value, error, fmt, overflow[name])
         if conditional:
             predict, around = partial(prediction, name, value), partial(centre, total, value)
             tensors[name] = TensorBound(interval, predict, fmt.precision <= 11, around)
@@ -109,18 +110,16 @@ def _nothing(exact: BackwardQuantities, fmt: Format, *, with_scale: bool) -> Bac
 
 
 def _overflow(
-    sums: dict[str, GradientSum], pairs: PairErrors, arithmetic: Arithmetic
+    sums: dict[str, GradientSum], weights: dict[str, Weights], pairs: PairErrors, arithmetic: Arithmetic
 ) -> dict[str, Tensor | None]:
     """Elements whose computation may leave the range of fp32, or of a format that partial sums
     are kept in, on the way; shapes of q, k, v, or None where none can."""
     kept, grouped = arithmetic.grad_accumulator_format, arithmetic.group_grad_format
     stores = (FP32_MAX, *(f.max_finite for f in (kept, grouped) if f is not None))
     limit = min(stores) * (1 - 2.0**-10)
-    slack = {"dv": (pairs.p, pairs.p_error + pairs.p_rounding)}
-    slack["dq"] = slack["dk"] = (pairs.ds.abs(), pairs.ds_error + pairs.ds_rounding)
     result = {}
     for name, total in sums.items():
-        past = total.may_pass(*slack[name], limit)
+        past = total.may_pass(weights[name], limit)
         where = pairs.overflow_p if name == "dv" else pairs.overflow_ds
         if where is not None:
             if name == "dq":
@@ -134,9 +133,11 @@ def _overflow(
 
 def _interval(exact: Tensor, error: Tensor, fmt: Format, overflow: Tensor | None = None) -> Interval:
     """Gradients whose exact value is not finite are unlimited here; the non-finite checks judge them."""
+    overflow = None if overflow is None else overflow.expand_as(exact)
+    if math.isfinite(float(exact.sum() + error.sum())):
+        return rounded_interval(exact, error, fmt, overflow)
     finite = torch.isfinite(exact)
     error = torch.where(finite, error.nan_to_num(torch.inf, torch.inf), torch.inf)
-    overflow = None if overflow is None else overflow.expand_as(exact)
     return rounded_interval(torch.where(finite, exact, 0.0), error, fmt, overflow)
 
 

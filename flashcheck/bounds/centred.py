@@ -102,12 +102,18 @@ class PredictedPairs:
     ds_slack: Tensor
 
 
-def predicted_pairs(pairs: PairErrors, arithmetic: Arithmetic) -> PredictedPairs:
-    """The stored operands of a backward's products."""
+def predicted_pairs(pairs: PairErrors, arithmetic: Arithmetic, scale: float) -> PredictedPairs:
+    """The stored operands of a backward's products, dS in units without the ``scale``."""
     p_format = arithmetic.probability_format
     ds_format = arithmetic.grad_score_format or p_format
     p, p_slack = _predicted(pairs.p, pairs.p_error, p_format, arithmetic.probability_scale)
-    return PredictedPairs(p, p_slack, *_predicted(pairs.ds, pairs.ds_error, ds_format, 1.0))
+    ds, ds_slack = _predicted(pairs.ds, pairs.ds_error, ds_format, 1.0)
+    if arithmetic.scaled_grad_score_format is not None and scale:
+        # What the first rounding leaves, the scale's own rounding and that of the product in fp32.
+        error = (ds_slack + 2 * UNIT * (ds.abs() + ds_slack)) * abs(scale)
+        ds, ds_slack = _predicted(ds * scale, error, arithmetic.scaled_grad_score_format, 1.0)
+        ds, ds_slack = ds / scale, ds_slack / abs(scale)
+    return PredictedPairs(p, p_slack, ds, ds_slack)
 
 
 def gradient_interval(

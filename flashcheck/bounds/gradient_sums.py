@@ -46,6 +46,20 @@ def dout_format(problem: Problem, arithmetic: Arithmetic) -> Format:
 
 
 @dataclass(frozen=True)
+class Weights:
+    """What dO, Q or K is multiplied by, (B, H, Nq, Nk): the magnitude of P or dS, and how far the stored
+    operand may lie from it."""
+
+    size: Tensor
+    slack: Tensor
+
+    @cached_property
+    def largest(self) -> float:
+        """Limit on the magnitude of the stored operands."""
+        return float(self.size.amax() + self.slack.amax()) if self.size.numel() else 0.0
+
+
+@dataclass(frozen=True)
 class GradientSum:
     """One of the products: factor * sum of weights times ``other``.
 
@@ -146,7 +160,8 @@ class GradientSum:
             steps = 2.0
             if a.scale_placement == "operands":
                 error.add_(self._subnormal_scaled(size, slack))
-        floor = self.unit.floor(self.terms) * factor + self.terms * SMALLEST_FP32 * steps
+        before = max(factor, 1.0) if a.scaled_grad_score_format is not None else factor
+        floor = self.unit.floor(self.terms) * before + self.terms * SMALLEST_FP32 * steps
         if self.unit.flush_subnormals:  # once more after the factor, and where a tile's sum is read again
             floor += self.terms * 2 * SMALLEST_NORMAL_FP32
         error.add_(floor / min(a.probability_scale, 1.0))  # [G5]
@@ -195,14 +210,14 @@ class GradientSum:
         growth = (1 + kept.unit_roundoff) ** self.tiles
         return self.tiles * half_ulp(partial * growth, kept)
 
-    def may_pass(self, size: Tensor, slack: Tensor, limit: float) -> Tensor | None:
+    def may_pass(self, weights: Weights, limit: float) -> Tensor | None:
         """Elements whose sum may pass ``limit`` on the way, before or after the factor; None: none can."""
         factor = max(abs(self.factor), 1e-300)
         most = max(1.0, factor)
-        largest = float(size.amax() + slack.amax()) * float(self.size.amax()) if size.numel() else 0.0
+        largest = weights.largest * float(self.size.amax()) if self.size.numel() else 0.0
         if math.isfinite(largest) and largest * self.terms * most < limit:
             return None
-        partial = self.partial(size, slack)
+        partial = self.partial(weights.size, weights.slack)
         return ~(torch.maximum(partial, partial / factor) < limit)
 
 

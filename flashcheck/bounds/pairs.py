@@ -172,7 +172,14 @@ def pair_errors(
             lambda left, right: weighted_above(problem, left, right),
         )
     )
-    difference_error.add_(delta_error + unit.floor(problem.value_dim) * max(problem.v_descale, 1.0))
+    difference_error.add_(unit.floor(problem.value_dim) * max(problem.v_descale, 1.0))
+    dp_past: Tensor | None = None
+    if arithmetic.grad_probability_format is not None:
+        dp_rounding, dp_past = _dp_rounding(exact, difference_error, arithmetic.grad_probability_format)
+        difference_error.add_(dp_rounding)
+        if eager:
+            delta_error = delta_error + ((p + p_error) * dp_rounding).sum(-1, keepdim=True)
+    difference_error.add_(delta_error)
     difference_error.mul_(1 + UNIT).add_(difference, alpha=UNIT)
     # [B4] dS = P (dP - delta)
     ds = exact.grad_scores
@@ -188,12 +195,16 @@ def pair_errors(
         own = score.own * ORACLE_SHARE
         ds, ds_error = _through_softcap(problem, forward, ds_plain, plain_error, own, machine, mask)
     overflow_p, overflow_ds, overflow_delta = _overflow(score, forward, shift, magnitude, delta_size)
+    overflow_ds = _either(overflow_ds, dp_past)
     if worst > LARGEST_LINEAR:  # P, or dS, may pass fp32's largest number by the errors of its exponent
         overflow_p = _either(overflow_p, forward.visible & ~(p + p_error < _NEAR_MAX))
         beyond = forward.visible & ~(ds_plain.abs() + plain_error < _NEAR_MAX)
         overflow_ds = _either(_either(overflow_ds, beyond), overflow_p)
     grad_format = arithmetic.grad_score_format or arithmetic.probability_format
     ds_rounding = _rounding(ds.abs().add_(ds_error), grad_format, 1.0)  # [B5]
+    if arithmetic.scaled_grad_score_format is not None:
+        size = ds.abs().add_(ds_error).add_(ds_rounding)
+        ds_rounding = ds_rounding + _scaled_rounding(problem, size, arithmetic.scaled_grad_score_format)
     return PairErrors(
         p,
         p_error,
@@ -262,6 +273,25 @@ def _rounding(largest: Tensor, fmt: Format, factor: float) -> Tensor:
         return error
     past = torch.inf if not fmt.saturates else largest
     return torch.where(value >= fmt.overflow_threshold, past, error)
+
+
+def _dp_rounding(exact: BackwardQuantities, error: Tensor, fmt: Format) -> tuple[Tensor, Tensor | None]:
+    """[B3] dP (off by ``error``) in its format: the rounding, 0 where it may leave the range; and the rows
+    in which some dP, hidden ones included, may: 0 * inf is NaN."""
+    rounding = _rounding(exact.grad_probabilities.abs().nan_to_num(0.0, posinf=torch.inf) + error, fmt, 1.0)
+    past = torch.isinf(rounding)
+    if not bool(past.any()):
+        return rounding, None
+    return torch.where(past, 0.0, rounding), past.any(-1, keepdim=True).expand_as(past)
+
+
+def _scaled_rounding(problem: Problem, size: Tensor, fmt: Format) -> Tensor:
+    """[B5] dS of at most ``size`` times the scale: the scale and the product in fp32, then ``fmt``; in units
+    of dS."""
+    scale = abs(problem.effective_scale)
+    if not scale:
+        return torch.zeros_like(size)
+    return size * (2 * UNIT) + _rounding(size * (scale * (1 + 2 * UNIT)), fmt, 1.0) / scale
 
 
 def _eager_delta_error(

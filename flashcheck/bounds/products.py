@@ -7,12 +7,13 @@ scaled to at most 1, and the result is widened by what that can lose: THEORY.md 
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flashcheck.problem import Problem
 
-_SMALLEST_NORMAL = torch.full((1,), 2.0**-126)
+_SMALLEST_NORMAL, _HALF = np.float32(2.0**-126), np.float32(0.5)
 _FLOOR = 2.0**-147  # what a product loses where its factors or it are subnormal
 
 
@@ -110,7 +111,7 @@ def _float32_is_exact(x: Tensor) -> bool:
     """float32 products are that here: not TF32 or bf16 products under the same name, nor flushed to 0."""
     if x.device.type != "cpu" or torch.get_float32_matmul_precision() != "highest":
         return False
-    return bool(_SMALLEST_NORMAL * 0.5)
+    return bool(_SMALLEST_NORMAL * _HALF)  # numpy's scalars are an operation of this thread, and cheap
 
 
 def _largest(magnitude: Tensor, dim: int) -> Tensor:

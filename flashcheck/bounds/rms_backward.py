@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashcheck.arithmetic import Machine
+from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds.centred import PredictedPairs
 from flashcheck.bounds.gradient_sums import GradientSum, dout_of, sum_group
 from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT
@@ -19,6 +19,7 @@ from flashcheck.bounds.rms import (
     score_variance,
     softcap_slope,
 )
+from flashcheck.formats import half_ulp
 from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
 from flashcheck.problem import Problem
 
@@ -47,6 +48,8 @@ def backward_sigma(
     unit = machine.accumulator(arithmetic.product_format or arithmetic.input_format)
     squares = weighted_above(problem, dout_of(problem).square(), v2.mT)
     dp = accumulation_variance(unit, problem.value_dim, exact.grad_probabilities, squares)
+    if arithmetic.grad_probability_format is not None:
+        dp.add_(_dp_rounding(exact.grad_probabilities, p, p_square, arithmetic))
     ds_variance = dp.mul_(p_square)
     if problem.softcap is not None:
         slope = softcap_slope(problem, forward)
@@ -80,6 +83,15 @@ def backward_sigma(
             sigma.add_(partial, alpha=(ROUNDING_RMS * kept.unit_roundoff) ** 2)
         result[name] = sigma.nan_to_num_(0.0).sqrt_()
     return result
+
+
+def _dp_rounding(dp: Tensor, p: Tensor, p_square: Tensor, arithmetic: Arithmetic) -> Tensor:
+    """Variance of dP_ij - sum_k p_ik dP_ik by the rounding of dP, the sum over k where delta is taken so."""
+    assert arithmetic.grad_probability_format is not None
+    rounding = half_ulp(dp.nan_to_num(0.0, 0.0, 0.0), arithmetic.grad_probability_format).square_().div_(3)
+    if arithmetic.normalise != "before_product":
+        return rounding
+    return rounding * (1 - 2 * p).clamp_(min=0.0) + (p_square * rounding).sum(-1, keepdim=True)
 
 
 def _tanh_twice(

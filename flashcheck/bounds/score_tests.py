@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds import rms
+from flashcheck.bounds.copies import distinct_rows
 from flashcheck.bounds.numbers import UNIT
 from flashcheck.bounds.rows import softmax_rows
 from flashcheck.bounds.scores import score_error
@@ -69,6 +70,7 @@ def score_sums(
     error = got.double() - rows.out
     linear = rows.live & rms.first_order(weights)
     used = linear & torch.isfinite(error) & torch.isfinite(noise) & (noise.sqrt() >= fmt.quantum / 4)
+    used = used & distinct_rows(got, rows.out).unsqueeze(-1)
     if not bool(used.any()):
         return {}
     values = rows.values.repeat_interleave(problem.group, 1)

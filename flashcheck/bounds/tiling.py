@@ -35,7 +35,7 @@ class Tiling:
         if self.sizes is None or x.shape[-1] == 1:
             return x
         block, num_keys = self.sizes
-        tiles = -(-num_keys // block)
+        tiles = max(-(-num_keys // block), 1)  # without keys the sink still stands behind one tile
         # Expanding is ten times as fast as picking by index.
         each = x[..., :tiles, None].expand(*x.shape[:-1], tiles, block)
         keys = each.reshape(*x.shape[:-1], tiles * block)[..., :num_keys]

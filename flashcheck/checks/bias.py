@@ -4,17 +4,18 @@ A mean error of b predicted standard deviations raises the rms ratio to sqrt(1 +
 4 %, which no rms check can reject, while truncation instead of rounding to nearest, a reciprocal of too few
 bits or a constant cut short push every element the same way. The statistic is
 
-    B = mean over elements of sign(exact) * (got - exact) / predicted rms
+    B = mean over elements of sign(exact) * (got - expected) / predicted rms
 
-with its standard error from whole rows and from whole problems, the larger one, as in ``rms``.
+where ``expected`` is what the known roundings of P, dS and the output give (THEORY.md section 6), and the
+exact value where they are not known. Known roundings are no bias, though they lean one way wherever weights
+are alike: for scores near 0 every P just under 1 is stored as 1 in 8 bits, in every row. B is taken with its
+standard error from whole rows and from whole problems, the larger one, as in ``rms``.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import torch
 
 from flashcheck.checks import ratios
 from flashcheck.checks.judged import Judged
@@ -48,8 +49,7 @@ class BiasTally:
         sum_s, sum_n = float(s.sum()), float(n.sum())
         if not math.isfinite(sum_s):
             return
-        # Rows whose errors agree in every bit (keys or queries that are copies) are one observation.
-        self.rows += torch.unique(s[n > 0]).numel()
+        self.rows += int((n > 0).sum())
         self.signed += sum_s
         self.elements += sum_n
         self.row_squares = ratios.plus(self.row_squares, ratios.of_rows(s, n))

@@ -9,13 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flashcheck.bounds.copies import distinct_rows
 from flashcheck.bounds.result import TensorBound
 from flashcheck.checks.record import Location
+from flashcheck.formats import round_nearest
 
 
 @dataclass(frozen=True, slots=True)
 class RmsSums:
     """Row sums of squared errors and of squared predictions, over predictable elements; float64 (rows,).
+    Rows that are copies of another count once.
 
     ``reference``: the sum of their squared exact values, all rows together.
     """
@@ -65,12 +68,19 @@ class Measured:
     @cached_property
     def rms(self) -> RmsSums | None:
         """Sums for the ratio measured / predicted, or None where nothing is predictable."""
-        return _rms((self.got - self.bound.interval.exact).abs(), self.bound, self.judged)
+        return _rms((self.got - self.bound.interval.exact).abs(), self.bound, self._single)
 
     @cached_property
     def bias(self) -> BiasSums | None:
         """Sums for the mean error away from zero, over the same elements as ``rms``."""
-        return _bias(self.got - self.bound.interval.exact, self.bound, self.judged)
+        return _bias(self.got, self.bound, self._single)
+
+    @cached_property
+    def _single(self) -> Tensor:
+        """The judged elements of rows that are no copies of another."""
+        if self.got.ndim != 4 or not self.elements:
+            return self.judged
+        return self.judged & distinct_rows(self.got, self.bound.interval.exact).unsqueeze(-1)
 
 
 def measure(name: str, got: Tensor, bound: TensorBound, live: Tensor) -> Measured:
@@ -124,9 +134,14 @@ def _rms(error: Tensor, bound: TensorBound, judged: Tensor) -> RmsSums | None:
     return RmsSums(measured.flatten(), predicted.flatten(), reference)
 
 
-def _bias(signed: Tensor, bound: TensorBound, judged: Tensor) -> BiasSums | None:
+def _bias(got: Tensor, bound: TensorBound, judged: Tensor) -> BiasSums | None:
     exact = bound.interval.exact
+    # Roundings of P and of the output that are known lean the same way wherever weights are alike: no bias.
+    known = bound.centred
+    signed = got - (exact if known is None else round_nearest(known.exact, known.fmt))
     used = _predictable(signed, bound, judged) & (exact != 0)
+    if known is not None:
+        used &= torch.isfinite(known.error)
     if not bool(used.any()):
         return None
     outward = torch.where(used, signed * torch.sign(exact) / bound.predicted_rms, 0.0)

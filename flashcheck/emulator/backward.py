@@ -114,11 +114,13 @@ class _Backward:
         p_stored = round_to(probabilities * fp32(a.probability_scale), a.probability_format)
         ds_stored = round_to(ds, a.grad_score_format or a.probability_format)
         p_operand = product_operand(p_stored, a)
+        if a.scaled_grad_score_format is not None:
+            ds_stored = round_to(ds_stored * fp32(self.problem.effective_scale), a.scaled_grad_score_format)
         ds_operand = product_operand(ds_stored, a)
         q, k = self.scores.operands
         skip = None if self.all_finite else seen
         skip_t = None if skip is None else skip.mT
-        dq_factor, dk_factor = self.scores.gradient_factors
+        dq_factor, dk_factor = self._factors
         dv_factor = 1 / fp32(a.probability_scale)
         dout = self.dout[..., rows, :]
         sums.dq[..., rows, :] = self._add(
@@ -130,6 +132,11 @@ class _Backward:
         sums.dv[..., keys, :] = self._add(
             sums.dv[..., keys, :], p_operand.mT, dout, (p_format, self.dout_format), skip_t, dv_factor
         )
+
+    @property
+    def _factors(self) -> tuple[float, float]:
+        """What multiplies the sums for dQ and dK."""
+        return (1.0, 1.0) if self.arithmetic.scaled_grad_score_format else self.scores.gradient_factors
 
     def _add(
         self,
@@ -164,11 +171,12 @@ class _Backward:
         start = torch.zeros(*left.shape[:-1], right.shape[-1])
         unit = self.machine.accumulator(fmt)
         dp = multiply_add(left, right, start, unit, self.dout_format, other=fmt)
-        return dp * fp32(self.problem.v_descale)
+        dp = dp * fp32(self.problem.v_descale)
+        return dp if a.grad_probability_format is None else round_to(dp, a.grad_probability_format)
 
     def _stored(self, sums: _Sums) -> Mapping[str, Tensor]:
         a, p = self.arithmetic, self.problem
-        dq_factor, dk_factor = self.scores.gradient_factors
+        dq_factor, dk_factor = self._factors
         dq, dk, dv = sums.dq, sums.dk, sums.dv
         if a.grad_accumulator_format is None:
             dq, dk, dv = dq * dq_factor, dk * dk_factor, dv / fp32(a.probability_scale)

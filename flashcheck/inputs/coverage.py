@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import torch
 
-from flashcheck.inputs.problems import Wishes, families_for, head_dims
+from flashcheck.inputs.problems import Wishes, Without, families_for, head_dims
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.values import FAMILIES
 from flashcheck.kernel import Capabilities
 from flashcheck.problem import Problem
+
+ZERO_LENGTHS = {"zero keys": (17, 0), "zero queries": (0, 17)}
+
+
+def empty_sequences(capabilities: Capabilities) -> dict[str, tuple[str, Without]]:
+    """Label -> (option, what a sequence lacks), for the sequences of length 0 that a declaration allows."""
+    found: dict[str, tuple[str, Without]] = {}
+    if "cu_seqlens" in capabilities.options and capabilities.cross_lengths:
+        found["packed sequence without queries"] = "cu_seqlens", "queries"
+        if capabilities.empty_rows:
+            found["packed sequence without keys"] = "cu_seqlens", "keys"
+    if "key_lengths" in capabilities.options and capabilities.empty_rows:
+        found["key length 0"] = "key_lengths", "keys"
+    return found
 
 
 def required(capabilities: Capabilities) -> dict[str, Wishes]:
@@ -43,7 +57,8 @@ def required(capabilities: Capabilities) -> dict[str, Wishes]:
     if capabilities.empty_rows and has_empty_rows(capabilities):
         owed["empty rows"] = _empty_rows(capabilities)
     if capabilities.zero_length and capabilities.cross_lengths:
-        owed["zero keys"] = Wishes(lengths=(17, 0), causal="none")
+        owed |= {label: Wishes(lengths=pair, causal="none") for label, pair in ZERO_LENGTHS.items()}
+    owed |= {label: Wishes(option=o, without=w) for label, (o, w) in empty_sequences(capabilities).items()}
     for name in families_for(capabilities):
         overflows = "overflows" in FAMILIES[name].properties
         owed[f"values {name}"] = Wishes(family=name, scale=0.25 if overflows else None)
@@ -96,12 +111,20 @@ def covered(spec: ProblemSpec, problem: Problem) -> set[str]:
     nq, nk = spec.num_queries, spec.num_keys
     if nk == 0:
         labels.add("zero keys")
+    elif nq == 0:
+        labels.add("zero queries")
     elif (nq, nk) == (1, 1):
         labels.add("one query, one key")
     elif nq == 1:
         labels.add("one query")
-    if nk and nq != nk:
+    if nk and nq and nq != nk:
         labels.add("Nq < Nk" if nq < nk else "Nq > Nk")
+    if spec.segments is not None:
+        lacking = {(not q, not k) for q, k in spec.segments}
+        labels |= {"packed sequence without keys"} if (False, True) in lacking else set()
+        labels |= {"packed sequence without queries"} if (True, False) in lacking else set()
+    if spec.key_lengths is not None and nk and nq and 0 in spec.key_lengths:
+        labels.add("key length 0")
     if nk % 16 and nk > 64:
         labels.add("ragged tail")
     if nk and nq and bool((~problem.visible().any(-1)).any()):

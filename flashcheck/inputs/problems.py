@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from flashcheck.inputs.gradients import GRADIENT_KINDS
 from flashcheck.inputs.spec import ALIBI_KINDS, BIAS_KINDS, SINK_KINDS, ProblemSpec
@@ -49,9 +49,13 @@ MAX_ROWS = 520
 """batch * heads * Nq stays below this: one problem then takes a fraction of a second in the interpreter."""
 
 
+Without = Literal["queries", "keys"]
+
+
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a drawn spec must have; None: free. ``plain``: no option but a scale."""
+    """What a drawn spec must have; None: free. ``plain``: no option but a scale. ``without``: what the first
+    sequence of a packed batch lacks, or of a batch with key lengths (keys)."""
 
     causal: str | None = None
     option: str | None = None
@@ -61,6 +65,7 @@ class Wishes:
     value_dim_differs: bool | None = None
     lengths: tuple[int, int] | None = None
     scale: float | None = None
+    without: Without | None = None
     empty_rows: bool = False
     plain: bool = False
 
@@ -179,9 +184,11 @@ def _options(
     if wanted("sink", 0.2):
         chosen["sink"] = rng.choice((True, True, *SINK_KINDS))
     if wishes.option == "cu_seqlens":
-        cut_q, cut_k = nq // 3, nk // 2
+        cut_q = 0 if wishes.without == "queries" else nq // 3
+        cut_k = 0 if wishes.without == "keys" else nk // 2
         chosen["segments"] = ((cut_q, cut_k), (0, 0), (nq - cut_q, nk - cut_k))
     elif wanted("key_lengths", 0.2):
         low = 0 if capabilities.empty_rows else 1
-        chosen["key_lengths"] = tuple(rng.randint(min(low, nk), nk) for _ in range(batch))
+        lengths = tuple(rng.randint(min(low, nk), nk) for _ in range(batch))
+        chosen["key_lengths"] = (0, *lengths[1:]) if wishes.without == "keys" else lengths
     return chosen

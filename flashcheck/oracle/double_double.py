@@ -74,6 +74,16 @@ def backward(
     rows: Tensor | None = None,
 ) -> TwofoldBackward:
     """Gradients; ``out``, ``lse`` and ``rows`` as in ``fp64.backward``."""
+    return both(problem, out, lse, rows)[1]
+
+
+def both(
+    problem: Problem,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    rows: Tensor | None = None,
+) -> tuple[TwofoldForward, TwofoldBackward]:
+    """``forward`` and ``backward``, whose forward it is."""
     x = without_hidden(problem, operands(problem, rows))
     out, lse = stored_rows(out, rows), stored_rows(lse, rows)
     exact, raw = _forward(problem, x)
@@ -93,7 +103,7 @@ def backward(
     dx_rows = dx.map(lambda t: by_kv_head(problem, t))
     p_rows = p.map(lambda t: by_kv_head(problem, t))
     dscale = twofold.total((dx * raw).map(torch.flatten), 0) * twofold.constant(problem.q_descale, x.q)
-    return TwofoldBackward(
+    gradients = TwofoldBackward(
         dq=_per_head(problem, twofold.matmul(dx_rows, x.k)) * scale,
         dk=twofold.matmul(dx_rows.map(lambda t: t.mT), by_kv_head(problem, x.q)) * scale,
         dv=twofold.matmul(p_rows.map(lambda t: t.mT), by_kv_head(problem, x.dout)) * v_descale,
@@ -105,6 +115,7 @@ def backward(
         grad_scores=ds,
         delta=delta,
     )
+    return exact, gradients
 
 
 def _per_head(problem: Problem, x: Twofold) -> Twofold:

@@ -276,8 +276,8 @@ def _block(piece: _Part, rows: Tensor, level: int) -> tuple[BackwardQuantities, 
         forward = fp64.forward(problem, rows)
     elif level == 1:
         unit = DOUBLE_DOUBLE
-        got = double_double.backward(problem, out, lse, rows).rounded()
-        forward = double_double.forward(problem, rows).rounded()
+        passes = double_double.both(problem, out, lse, rows)
+        forward, got = passes[0].rounded(), passes[1].rounded()
     else:
         bits = exact.working_bits(problem) + _EXTRA_BITS * (level - 2)
         unit = multiprecision(bits)

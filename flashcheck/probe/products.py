@@ -92,7 +92,11 @@ def measure_products(unit: Unit, device: torch.device) -> ProductFinding:
 
 def measure_subnormals(fmt: Format) -> ProductFinding:
     """What torch's product of two matrices of ``fmt`` on the CPU does to subnormal numbers. It stores its
-    result in ``fmt`` as well, so no crafted sum can tell how it adds."""
+    result in ``fmt`` as well, so no crafted sum can tell how it adds.
+
+    ``kernel.machine_for`` makes the same measurement. It contradicts no other declared machine: a kernel
+    that multiplies by itself, as emulators do, does not depend on it.
+    """
     operands, results = kept_by_matmul(fmt)
     return ProductFinding(
         unit="torch.matmul",

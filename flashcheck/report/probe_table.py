@@ -73,6 +73,9 @@ def _products(report: ProbeReport) -> Table:
         if p.wrong:
             table.add_row(p.unit, p.operands, Text(f"wrong: {p.wrong}", style="bold red"))
             continue
+        if p.sum_bits is None:
+            table.add_row(p.unit, p.operands, "-", "-", "-", "-", _subnormals(p), "not compared")
+            continue
         bits = f"{p.operand_bits}" + ("" if p.operand_rounding == "exact" else f" ({p.operand_rounding})")
         table.add_row(
             p.unit,
@@ -81,12 +84,16 @@ def _products(report: ProbeReport) -> Table:
             f"{p.sum_bits} bits, {p.rounding}",
             _kept(p),
             "unknown" if p.block is None else "each addition" if p.block == 1 else f"{p.block} products",
-            p.subnormal_operands
-            if p.subnormal_operands == p.subnormal_sums
-            else f"operands {p.subnormal_operands}, sums {p.subnormal_sums}",
+            _subnormals(p),
             _agreement(p),
         )
     return table
+
+
+def _subnormals(p: ProductFinding) -> str:
+    if p.subnormal_operands == p.subnormal_sums:
+        return p.subnormal_operands
+    return f"operands {p.subnormal_operands}, sums {p.subnormal_sums}"
 
 
 def _kept(p: ProductFinding) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from flashcheck.adapters.flash_attn_like import follows_flash_attn
 from flashcheck.bounds.forward import forward_bound
 from flashcheck.certify import certify
+from flashcheck.checks import Judged
 from flashcheck.kernel import as_kernel
 from flashcheck.loading import load
 from flashcheck.oracle import fp64
@@ -55,6 +57,43 @@ def test_a_product_past_fp16_may_give_nan_in_eager_attention_but_no_finite_wrong
         got = kernel.forward(p).out.double()
         assert got.isnan().all()
         assert (bound.out.interval.margin(got) <= 1).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": "top_left"}, {"scale": -0.3}, {"scale": 0.0}], ids=str)
+def test_eager_gradients_mean_what_the_contract_means(options: dict[str, object]) -> None:
+    p = problem_with(torch.float32, **options)
+    kernel = load("eager")
+    assert kernel.backward is not None
+    want = dense(p)
+    for name, x in kernel.backward(p, torch.empty(0), torch.empty(0)).items():
+        assert (x.double() - want[name]).abs().max() < 4e-6, name
+
+
+@pytest.mark.parametrize(
+    ("forgotten", "integers"), [("grad_probability_format", False), ("scaled_grad_score_format", True)]
+)
+def test_eager_rounds_dp_and_the_scaled_ds(forgotten: str, integers: bool) -> None:
+    """A declaration without one of the two roundings is refuted by the library's own gradients.
+
+    Queries of 0 make every score and every P exact, and small integers dP: one rounding is left to tell.
+    """
+    kernel = load("eager")
+    g = torch.Generator().manual_seed(5)
+    k, v, dout = (2 * torch.randn(1, 2, 64, 16, generator=g) for _ in range(3))
+    if integers:
+        v, dout = v.round(), dout.round()
+    k, v, dout = (x.bfloat16() for x in (k, v, dout))
+    p = Problem(torch.zeros_like(k), k, v, dout=dout, scale=0.3)
+    right = kernel.arithmetic(p)
+    if integers:  # then dP is not rounded, and need not be declared so
+        right = replace(right, grad_probability_format=None)
+    margins = []
+    for declared in (right, replace(right, **{forgotten: None})):  # type: ignore[arg-type]
+        judged = Judged(replace(kernel, arithmetic=lambda _, a=declared: a), p)  # type: ignore[misc]
+        dq = judged.measured_gradients["dQ"]
+        assert dq.bound.centred is not None
+        margins.append(float(dq.bound.centred.margin(dq.got).max()))
+    assert margins[0] <= 1 < margins[1]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs jax, an extra")

@@ -35,7 +35,7 @@ from flashcheck.checks.rms import RmsTally
 from flashcheck.checks.score_tests import ScoreTally
 from flashcheck.devices import choose_device, interpret_without_gpu
 from flashcheck.errors import ArgumentError
-from flashcheck.inputs.problems import Wishes, draw_spec, families_for
+from flashcheck.inputs.problems import Wishes, Without, draw_spec, families_for
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.values import FAMILIES
 from flashcheck.kernel import Kernel
@@ -63,6 +63,9 @@ PROCESS_EVERY = 400
 SHORT = (1, 2, 7, 15, 16, 17, 31, 33, 48, 65)
 FREE = 0.1
 """Share of the cases whose lengths are drawn as certify draws them; the others' are of ``SHORT``."""
+
+NOTHING, PACKED = 0.03, 0.1
+"""Shares of the attempts without queries or keys, and with packed sequences, where these are declared."""
 
 _ATTEMPTS = 200
 _TRIES = 8
@@ -168,7 +171,12 @@ def legal_spec(rng: random.Random, kernel: Kernel, dtype: str, family: str) -> P
     capabilities = kernel.capabilities
     for _ in range(_ATTEMPTS):
         lengths = None if rng.random() < FREE else (rng.choice(SHORT), rng.choice(SHORT))
-        wishes = Wishes(family=family, lengths=lengths)
+        if capabilities.zero_length and rng.random() < NOTHING:
+            lengths = rng.choice([(17, 0), (0, 17), (0, 0)])
+        packed = "cu_seqlens" in capabilities.options and rng.random() < PACKED
+        without: Without | None = rng.choice((None, None, "queries", "keys")) if packed else None
+        option = "cu_seqlens" if packed else None
+        wishes = Wishes(family=family, lengths=lengths, option=option, without=without)
         spec = draw_spec(rng, capabilities, dtype, rng.randrange(2**31), wishes)
         rows = capabilities.empty_rows or not spec.leaves_rows()
         if rows and capabilities.refuses(spec.outline()) is None:

@@ -19,12 +19,12 @@ from flashcheck.inputs.combinations import (
     factors,
     is_legal,
 )
-from flashcheck.inputs.coverage import covered
+from flashcheck.inputs.coverage import covered, required
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.kernel import Kernel
 from flashcheck.loading import load
 from flashcheck.plan import make_plan
-from flashcheck.reruns import ALTERNATE, EVERY, ONCE
+from flashcheck.reruns import ALTERNATE, EVERY, ON_NOTHING, ONCE, lacks
 from tests.inputs.test_specs import DECLARATIONS, EVERYTHING, refuse
 
 
@@ -102,3 +102,40 @@ def test_a_window_as_wide_as_the_problem_covers_nothing() -> None:
     assert "option window" not in covered(spec, spec.build())
     narrow = replace(spec, window=(0, 1), num_queries=4)
     assert "option window" in covered(narrow, narrow.build())
+
+
+NOTHING = {
+    "zero keys",
+    "zero queries",
+    "packed sequence without keys",
+    "packed sequence without queries",
+    "key length 0",
+}
+
+
+def test_lengths_of_zero_are_owed_where_they_are_declared() -> None:
+    assert set(required(EVERYTHING)) >= NOTHING
+    kept = {"packed sequence without queries"}
+    assert NOTHING & set(required(replace(EVERYTHING, zero_length=False, empty_rows=False))) == kept
+    assert not NOTHING & set(required(replace(EVERYTHING, cross_lengths=False, empty_rows=False)))
+    unpacked = replace(EVERYTHING, options=("key_lengths",), causal=())
+    assert NOTHING & set(required(unpacked)) == {"zero keys", "zero queries", "key length 0"}
+
+
+@pytest.mark.parametrize("label", sorted(NOTHING))
+def test_problems_of_nothing_hold_it_and_meet_the_checks_of_memory(label: str) -> None:
+    plan = make_plan(Kernel("none", refuse, capabilities=EVERYTHING), "quick")
+    cases = [case for case in plan.cases if case.reason == label]
+    assert {case.spec.dtype for case in cases} == set(EVERYTHING.dtypes)
+    for case in cases:
+        assert label in covered(case.spec, case.spec.outline())
+        assert set(ON_NOTHING) <= set(case.checks)
+        assert EVERYTHING.refuses(case.spec.outline()) is None
+        assert lacks(case.spec)
+
+
+def test_a_kernel_without_zero_lengths_refuses_both() -> None:
+    for lengths in ((0, 5), (5, 0), (0, 0)):
+        spec = ProblemSpec(dtype="bf16", num_queries=lengths[0], num_keys=lengths[1])
+        assert EVERYTHING.refuses(spec.outline()) is None
+        assert replace(EVERYTHING, zero_length=False).refuses(spec.outline()) is not None

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from flashcheck.arithmetic import HOPPER, HOPPER_FP8, IEEE, IEEE_FP32, Accumulator, Machine
 from flashcheck.cli import app
-from flashcheck.formats import E4M3
+from flashcheck.flushing import flushed_formats
+from flashcheck.formats import BF16, E4M3, FP32
 from flashcheck.probe.findings import CastFinding, ProbeReport
 from flashcheck.probe.machine import contradictions, machine_from
 from flashcheck.probe.products import measure_products
@@ -33,6 +34,21 @@ def test_the_probed_machine_is_no_wider_than_the_declared_one(report):
     assert contradictions(measured, report, "torch", ("fp32",)) == []
     for name in ("exp_error", "division_error", "log_absolute", "log_relative"):
         assert 0 < getattr(measured, name) <= getattr(IEEE, name)
+
+
+@pytest.mark.parametrize("found", ["kept", "flushed"])
+def test_products_that_flush_reach_the_probed_machine(report, found):
+    """And are in the report as the model of the CPU has them."""
+    narrow = {p.operands: p for p in report.products if p.operands in ("fp16", "bf16")}
+    flushed = {name for name, p in narrow.items() if "flushed" in (p.subnormal_operands, p.subnormal_sums)}
+    assert set(narrow) == {"fp16", "bf16"}
+    assert flushed == set(flushed_formats())
+    changed = [
+        p.model_copy(update={"subnormal_sums": found, "subnormal_operands": found}) for p in narrow.values()
+    ]
+    measured = machine_from(report.model_copy(update={"products": changed}), "torch")
+    assert measured.accumulator(BF16).flush_subnormals == (found == "flushed")
+    assert not measured.accumulator(FP32).flush_subnormals
 
 
 @pytest.mark.parametrize(
