@@ -166,8 +166,12 @@ def print_regions(console: Console, ranked: list[Region], new: str, old: str) ->
     for r in [*whole, *(r for r in grown if r.feature != "all")]:
         new_margin, old_margin, case = r.largest
         at = "" if case is None else _described(json.dumps(case))
-        table.add_row(r.dtype, r.tensor, r.feature, f"{r.cases:,}", f"{2**r.growth:.2f} +- {r.deviation:.2f}",
-                      f"{r.worse / r.cases:.0%}", f"{new_margin:.3f}", f"{old_margin:.3f}", at)  # fmt: skip
+        low, high = (2 ** (r.growth + 2 * side * r.deviation) for side in (-1, 1))
+        error = f"{2**r.growth:.3g} ({low:.3g}..{high:.3g})"
+        margins = (f"{new_margin:.3f}", f"{old_margin:.3f}")
+        table.add_row(
+            r.dtype, r.tensor, r.feature, f"{r.cases:,}", error, f"{r.worse / r.cases:.0%}", *margins, at
+        )
     console.print(table)
     if not grown:
         console.print(Text("in no region is the error larger by more than chance (2 standard errors)"))

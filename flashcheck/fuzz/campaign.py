@@ -115,9 +115,7 @@ class Campaign:
         methods = multiprocessing.get_all_start_methods()
         self._context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         if "forkserver" in methods:
-            # torch imports dynamo when a check first watches allocations, for seconds: here once for all
-            # workers and for every runner that replaces one which crashed.
-            self._context.set_forkserver_preload(["flashcheck.fuzz.worker", "torch._dynamo"])
+            self._context.set_forkserver_preload(["flashcheck.fuzz.worker"])
 
     def run(self, on_progress: Callable[[State], None] = lambda _: None) -> State:
         """Hunts until the budget ends or the user interrupts; raises ArgumentError where no kernel loads."""
