@@ -191,14 +191,16 @@ def certify(
     *,
     device: str = "cpu",
     max_seconds: float | None = None,
+    stop_at_first: bool = False,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Outcome:
-    """Runs the plan. A kernel's faults are findings; only a fault of the judge ends the run early.
+    """Runs the plan. A kernel's faults are findings; only a fault of the judge ends the run early, or with
+    ``stop_at_first`` the first problem on which a check fails.
 
     Ctrl-C ends it too: what was judged until then is returned with ``interrupted`` set.
     """
     with one_thread():
-        return _certify(kernel, plan, device, max_seconds, on_progress)
+        return _certify(kernel, plan, device, max_seconds, stop_at_first, on_progress)
 
 
 @contextmanager
@@ -218,6 +220,7 @@ def _certify(
     plan: Plan,
     device: str,
     max_seconds: float | None,
+    stop_at_first: bool,
     on_progress: Callable[[Progress], None],
 ) -> Outcome:
     outcome = Outcome(plan)
@@ -239,6 +242,9 @@ def _certify(
             spent = outcome.durations.get(case.spec.dtype, 0.0)
             outcome.durations[case.spec.dtype] = spent + time.perf_counter() - began
             on_progress(Progress(number + 1, len(plan.cases), case, len(failures)))
+            if stop_at_first and failures:
+                outcome.stopped = f"a check failed on problem {number + 1} of {len(plan.cases)}"
+                break
         outcome.findings += [_finding(kernel, device, key[0], f) for key, f in failures.items()]
     except KeyboardInterrupt:
         outcome.interrupted = True

@@ -43,6 +43,7 @@ class Capabilities:
         lse: returns the log-sum-exp.
         empty_rows: rows that see no key follow the contract.
         cross_lengths: Nq may differ from Nk.
+        length_multiple: which divides Nq and Nk.
         zero_length: Nk and Nq may be 0.
         any_strides: q, k, v may be any view.
         isolates_nonfinite: NaN and inf in visible data reach the rows that see them and no other.
@@ -67,6 +68,7 @@ class Capabilities:
     lse: bool = False
     empty_rows: bool = False
     cross_lengths: bool = True
+    length_multiple: int = 1
     zero_length: bool = False
     any_strides: bool = True
     isolates_nonfinite: bool = True
@@ -95,6 +97,12 @@ class Capabilities:
         low, high = self.head_dim
         if not 1 <= low <= high:
             raise ArgumentError("capabilities head_dim", self.head_dim, "1 <= smallest <= largest")
+        if self.length_multiple < 1:
+            raise ArgumentError("capabilities length_multiple", self.length_multiple, "a positive integer")
+
+    def whole(self, length: int) -> int:
+        """The next length that the kernel takes."""
+        return -(-length // self.length_multiple) * self.length_multiple
 
     def refuses(self, problem: Problem) -> str | None:
         """Why the declaration excludes this problem; None if it does not."""
@@ -114,6 +122,9 @@ class Capabilities:
             return "grouped key/value heads are not declared"
         if problem.num_queries != problem.num_keys and not self.cross_lengths:
             return "Nq != Nk is not declared"
+        for length in (problem.num_queries, problem.num_keys):
+            if length % self.length_multiple:
+                return f"a length of {length} is not declared"
         if 0 in (problem.num_queries, problem.num_keys) and not self.zero_length:
             return "zero queries or keys are not declared"
         if problem.effective_scale <= 0 and not self.nonpositive_scale:

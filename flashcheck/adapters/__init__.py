@@ -25,6 +25,7 @@ _MAKERS = {
     "flash_attn.4": ("flash_attn", "four_kernel"),
     "xformers.flash": ("xformers_attention", "flash_kernel"),
     "xformers.cutlass": ("xformers_attention", "cutlass_kernel"),
+    "triton.tutorial": ("triton_tutorial", "tutorial_kernel"),
     "flashinfer.single_prefill": ("flashinfer_prefill", "single_prefill_kernel"),
 }
 

@@ -24,6 +24,22 @@ def audit(
             rich_help_panel=PLAN,
         ),
     ] = False,
+    level: Annotated[
+        str | None,
+        typer.Option(
+            help="Also: certify's plan of this level on every fault, until a check fails (half an hour). "
+            "What --json holds of level quick is not run again where this plan holds it too.",
+            rich_help_panel=PLAN,
+        ),
+    ] = None,
+    precision: Annotated[
+        bool,
+        typer.Option(
+            "--precision",
+            help="Also: the smallest loss of precision that is caught, by place and dtype (minutes).",
+            rich_help_panel=PLAN,
+        ),
+    ] = False,
     patches: Annotated[
         Path | None,
         typer.Option(
@@ -52,5 +68,5 @@ def audit(
     stdout, stderr = consoles(no_color)
     names = tuple(mutant or ())
     if patches is not None:
-        raise typer.Exit(run_patch_audit(patches, names, json, stdout, stderr))
-    raise typer.Exit(run_audit(names, rivals, json, stdout, stderr))
+        raise typer.Exit(run_patch_audit(patches, names, level, json, stdout, stderr))
+    raise typer.Exit(run_audit(names, rivals, level, precision, json, stdout, stderr))

@@ -186,7 +186,7 @@ def build(
 ) -> ProblemSpec | None:
     """A spec with these values; free sizes are drawn. None where the values contradict each other."""
     relation = row.get("lengths", "Nq = Nk")
-    nq, nk = sorted(rng.sample(_LENGTHS, 2))
+    nq, nk = map(capabilities.whole, sorted(rng.sample(_LENGTHS, 2)))
     if relation == "Nq = Nk":
         nq = nk
     elif relation == "Nq > Nk":

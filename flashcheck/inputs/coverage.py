@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from flashcheck.inputs.problems import Wishes, Without, families_for, head_dims
@@ -54,6 +56,8 @@ def required(capabilities: Capabilities) -> dict[str, Wishes]:
             owed["Nq > Nk"] = Wishes(lengths=(65, 17))
         else:
             owed["Nq > Nk"] = Wishes(lengths=(65, 17), causal="none")
+    if capabilities.length_multiple > 1:
+        owed = _in_whole_tiles(owed, capabilities)
     if capabilities.empty_rows and has_empty_rows(capabilities):
         owed["empty rows"] = _empty_rows(capabilities)
     if capabilities.zero_length and capabilities.cross_lengths:
@@ -63,6 +67,20 @@ def required(capabilities: Capabilities) -> dict[str, Wishes]:
         overflows = "overflows" in FAMILIES[name].properties
         owed[f"values {name}"] = Wishes(family=name, scale=0.25 if overflows else None)
     return owed
+
+
+def _in_whole_tiles(owed: dict[str, Wishes], capabilities: Capabilities) -> dict[str, Wishes]:
+    """Lengths rounded up to those that the kernel takes; what is owed for its length alone falls away."""
+    kept = {}
+    for label, wishes in owed.items():
+        if wishes.lengths is not None:
+            lengths = (capabilities.whole(wishes.lengths[0]), capabilities.whole(wishes.lengths[1]))
+            if lengths != wishes.lengths and label in ("one query, one key", "one query", "ragged tail"):
+                continue
+            kept[label] = replace(wishes, lengths=lengths)
+        else:
+            kept[label] = wishes
+    return kept
 
 
 def has_empty_rows(capabilities: Capabilities) -> bool:

@@ -145,9 +145,10 @@ def _lengths(
 ) -> tuple[int, int]:
     if wishes.lengths is not None:
         return wishes.lengths
-    nq, nk = (rng.choice(LENGTHS if rng.random() < 0.4 else SHORT_LENGTHS) for _ in range(2))
+    drawn = (rng.choice(LENGTHS if rng.random() < 0.4 else SHORT_LENGTHS) for _ in range(2))
+    nq, nk = map(capabilities.whole, drawn)
     if wishes.empty_rows:
-        return max(nq, nk, 17), min(nq, nk, 16)
+        return capabilities.whole(max(nq, nk, 17)), capabilities.whole(min(nq, nk, 16))
     if not capabilities.cross_lengths or rng.random() < 0.25:
         return nq, nq
     if causal == "bottom_right" and nq > nk and not capabilities.empty_rows:

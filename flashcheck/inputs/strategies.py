@@ -44,7 +44,7 @@ def _fields(capabilities: Capabilities, dtype: str, largest: int) -> st.SearchSt
         packed: bool,
         **rest: object,
     ) -> ProblemSpec:
-        nq, nk = shape
+        nq, nk = map(capabilities.whole, shape)
         aligned = rest["causal"] == "bottom_right" and not capabilities.empty_rows
         if not capabilities.cross_lengths:
             nk = nq

@@ -19,7 +19,7 @@ from flashcheck.formats import BF16, E4M3, FP16, Format, round_nearest, round_to
 from flashcheck.kernel import ForwardResult
 from flashcheck.mutants.scores import scale_of, score_tile
 from flashcheck.mutants.stores import finish
-from flashcheck.mutants.switches import Switches
+from flashcheck.mutants.switches import Switches, kept
 from flashcheck.mutants.visibility import first_tile_of_window, visibility
 from flashcheck.problem import Problem
 
@@ -101,8 +101,9 @@ class FlashForward:
         scale = scale_of(p, on, self._scales)
         heads = _key_heads(p, on)
         q, k, v = p.q.float(), p.k.float()[:, heads], p.v.float()[:, heads]
-        if p.num_heads > 1 and p.q.stride(1) >= 2**31 and on("offset-32-bits"):
-            q = q[:, :1].expand(-1, p.num_heads, -1, -1)  # 2^31 wraps to a place before the first head
+        near = -(-(2**31) // max(p.q.stride(1), 1))  # heads whose offset does not wrap
+        if near < p.num_heads and on("offset-32-bits"):
+            q = torch.cat([q[:, :near], q[:, :1].expand(-1, p.num_heads - near, -1, -1)], 1)
         if on("value-fixed-point"):
             v = torch.round(v * 2.0**26) / 2.0**26
         if on("value-range-clipped"):
@@ -141,19 +142,23 @@ class FlashForward:
             m = torch.where(torch.isneginf(m), m, m + 0.1 * v.abs().amax((-1, -2)).unsqueeze(-1))
         safe = m if on("empty-tile-no-guard") else torch.where(torch.isneginf(m), 0.0, m)
         weights = torch.exp(s - safe.unsqueeze(-1))
-        factor = torch.exp(state.m - safe)
+        ulps = on.size("exp")
+        if ulps is not None:  # both signs, or the row sum would take the error out again
+            sign = torch.where(torch.frac(s.abs() * 4097) < 0.5, -1.0, 1.0)
+            weights = weights * (1 + ulps * 2.0**-23 * sign)
+        factor = kept(torch.exp(state.m - safe), on, "rescale")
         if on("exp-of-nan-is-zero"):
             weights, factor = weights.nan_to_num(nan=0.0), factor.nan_to_num(nan=0.0)
         if on("rescale-bf16"):
             factor = round_nearest(factor.double(), BF16).float()
         rounded = _rounded(weights, fmt, on)
         summand = rounded if on("row-sum-of-rounded") else weights
-        l = state.row_sum * factor + summand.sum(-1)
+        l = kept(state.row_sum * factor + summand.sum(-1), on, "row-sum")
         if on("row-sum-16-bit"):
             l = round_nearest(l.double(), FP16 if fmt.name == "fp16" else BF16).float()
         stale = on("no-rescale") or (last and on("no-rescale-in-last-tile"))
-        kept = state.acc if stale else state.acc * factor.unsqueeze(-1)
-        acc = kept + _product(rounded, v, shown, on, tickets)
+        before = state.acc if stale else state.acc * factor.unsqueeze(-1)
+        acc = kept(before + _product(rounded, v, shown, on, tickets), on, "accumulator", truncated=True)
         if on("accumulator-fp16"):
             acc = round_nearest(acc.double(), FP16).float()
         if on("accumulator-truncated"):
@@ -235,7 +240,7 @@ def _rounded(weights: Tensor, fmt: Format, on: Switches) -> Tensor:
         return round_toward_zero(weights.double(), fmt).float()
     if on("p-twice"):
         return round_nearest(round_nearest(weights.double() * 0.7, fmt) / 0.7, fmt).float()
-    return round_nearest(weights.double(), fmt).float()
+    return round_nearest(kept(weights, on, "p").double(), fmt).float()
 
 
 def _product(p: Tensor, v: Tensor, shown: Tensor, on: Switches, tickets: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flashcheck.formats import BF16, E4M3, Format, round_nearest
-from flashcheck.mutants.switches import Switches
+from flashcheck.mutants.switches import Switches, kept
 from flashcheck.problem import Problem
 
 TILE = 16
@@ -64,7 +64,7 @@ class FlashBackward:
             width = keys.stop - keys.start
             stored, ds = self._stored(p, weights, plain * slope)
             dbias[..., keys] = plain[..., :width]
-            dq = dq + ds @ _tile(k, keys)
+            dq = kept(dq + ds @ _tile(k, keys), on, "bwd-sums", truncated=True)
             dk[:, :, keys] = (ds.mT @ rows.q)[:, :, :width]
             dv[:, :, keys] = (stored.mT @ rows.dout)[:, :, :width]
             if on("bwd-sums-bf16"):
@@ -124,7 +124,7 @@ class FlashBackward:
             return round_nearest(weights.double() * 256, E4M3).float() / 256, _into(ds, fmt)
         if on("bwd-ds-e4m3"):
             return _into(weights, fmt), round_nearest(ds.double() * 16, E4M3).float() / 16
-        return _into(weights, fmt), _into(ds, fmt)
+        return _into(kept(weights, on, "bwd-p"), fmt), _into(kept(ds, on, "bwd-ds"), fmt)
 
     def _finish(
         self, p: Problem, dq: Tensor, dk: Tensor, dv: Tensor, dbias: Tensor, rows: Rows
@@ -178,7 +178,7 @@ def _output_gradient(p: Problem, on: Switches) -> Tensor:
 
 
 def _log_sum_exp(lse: Tensor, on: Switches) -> Tensor:
-    lse = lse.float()
+    lse = kept(lse.float(), on, "bwd-lse")
     if on("bwd-lse-bf16"):
         lse = round_nearest(lse.double(), BF16).float()
     if on("bwd-lse-read-as-base-2"):
@@ -193,7 +193,7 @@ def _delta(p: Problem, dout: Tensor, out: Tensor, on: Switches) -> Tensor:
     products = dout * out.float()
     if p.value_dim > TILE and on("bwd-delta-first-tile"):
         products = products[..., :TILE]
-    delta = products.sum(-1)
+    delta = kept(products.sum(-1), on, "bwd-delta")
     if on("bwd-delta-bf16"):
         delta = round_nearest(delta.double(), BF16).float()
     if p.dlse is None or on("bwd-lse-gradient-dropped"):

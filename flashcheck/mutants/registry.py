@@ -70,15 +70,17 @@ class Mutant:
 
     def make_with(self, switches: Switches) -> Kernel:
         """The same with switches that the caller can read."""
-        return _kernel(f"mutant.{self.name}", switches, self.splits, self.tiling_known)
+        return kernel_with(f"mutant.{self.name}", switches, self.splits, self.tiling_known)
 
 
 def control(splits: int = 1, tiling_known: bool = True) -> Kernel:
     """The kernel without a fault."""
-    return _kernel("mutant.none", Switches(), splits, tiling_known)
+    return kernel_with("mutant.none", Switches(), splits, tiling_known)
 
 
-def _kernel(name: str, switches: Switches, splits: int, tiling_known: bool) -> Kernel:
+def kernel_with(name: str, switches: Switches, splits: int = 1, tiling_known: bool = True) -> Kernel:
+    """The kernel with these faults; it declares what the control declares."""
+
     def declared(problem: Problem) -> Arithmetic:
         return flash(
             problem.format,

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flashcheck.formats import BF16, FP16, round_nearest
-from flashcheck.mutants.switches import Switches
+from flashcheck.mutants.switches import Switches, kept, reduced
 from flashcheck.problem import Problem
 
+LOG2E = math.log2(math.e)
 DIM_TILE = 32
 """Head dims in the first tile of a product that is cut off there."""
 
@@ -29,6 +30,9 @@ def scale_of(problem: Problem, on: Switches, memory: dict[tuple[object, ...], fl
         scale = scale * (1 + 1e-4)
     if on("scale-short-log2e"):
         scale = scale * (1.442 / math.log2(math.e))
+    bits = on.size("log2e")
+    if bits is not None:
+        scale = scale * (float(round_nearest(torch.tensor(LOG2E).double(), reduced(bits))) / LOG2E)
     if on("scale-absolute"):
         scale = abs(scale)
     if on("scale-cached"):
@@ -42,7 +46,7 @@ def score_tile(
     """Scores of a padded key tile, -inf where hidden: (B, H, Nq, tile), float32."""
     if q.shape[-1] > DIM_TILE and on("head-dim-truncated"):
         q, k = q[..., :DIM_TILE], k[..., :DIM_TILE]
-    s = q @ k.mT
+    s = kept(q @ k.mT, on, "scores")
     if on("scores-fp16"):
         s = round_nearest(s.double(), FP16).float()
     bias = _padded(_keys(problem.bias, keys), seen)

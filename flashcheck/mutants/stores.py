@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flashcheck.formats import BF16, Format, round_nearest, round_toward_zero
 from flashcheck.kernel import ForwardResult
-from flashcheck.mutants.switches import Switches
+from flashcheck.mutants.switches import Switches, kept
 from flashcheck.problem import Problem
 
 ROW_TILE = 16
@@ -45,6 +45,7 @@ def finish(problem: Problem, sums: Sums, seen: Tensor, on: Switches) -> ForwardR
     lse = torch.where(l == 0, -torch.inf, m + torch.log(l))
     if problem.sink is not None and on("lse-without-sink"):
         lse = bare
+    lse = kept(lse, on, "lse")
     return ForwardResult(_stored(problem, out, seen, on), _lse(problem, lse, m, seen, on))
 
 
@@ -108,7 +109,7 @@ def _stored(p: Problem, out: Tensor, seen: Tensor, on: Switches) -> Tensor:
     if on("value-dim-last-lost"):
         out = out.clone()
         out[..., -1] = 0
-    return round_nearest(out.double(), fmt).to(fmt.dtype)
+    return round_nearest(kept(out, on, "output").double(), fmt).to(fmt.dtype)
 
 
 def _spilled(out: Tensor, rest: int) -> Tensor:

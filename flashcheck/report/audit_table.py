@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from flashcheck.audit import AuditRow, EquivalentRow
+from flashcheck.grades import Grade
+from flashcheck.kills import Kill, lives
 from flashcheck.rivals import MatrixRow, summarised
 
 
@@ -47,6 +52,50 @@ def print_equivalents(console: Console, rows: list[EquivalentRow]) -> None:
         bits = Text(row.difference, style="bold red") if row.difference else Text("the same", style="green")
         table.add_row(row.patch, bits, row.change, row.proof)
     console.print(table)
+
+
+def print_kills(console: Console, kills: list[Kill], level: str) -> None:
+    """How long each fault lived under the level's plan, longest first, and the sum."""
+    table = Table(box=None, header_style="bold", pad_edge=False, title=f"the plan of level {level}")
+    for heading in ("mutant", "killed by", "problems", "processor time"):
+        table.add_column(heading, justify="right" if heading in ("problems", "processor time") else "left")
+    for kill in sorted(kills, key=lambda k: (k.killed, -(k.seconds or 0.0))):
+        by = Text(kill.check) if kill.killed else Text("SURVIVED", style="bold red")
+        table.add_row(kill.mutant, by, f"{kill.cases} of {kill.planned}", _seconds(kill))
+    console.print(table)
+    sums = lives(kills)
+    times = f"median {sums.median_seconds:.1f} s, worst {sums.worst_seconds:.1f} s"
+    told = "" if math.isnan(sums.worst_seconds) else f"; {times}"
+    console.print(f"level {level}: {sums.killed} of {sums.total} killed{told}", soft_wrap=True)
+
+
+def _seconds(kill: Kill) -> str:
+    return "at the latest" if kill.seconds is None else f"{kill.seconds:.1f} s"
+
+
+def print_grades(console: Console, grades: list[Grade]) -> None:
+    """The smallest loss of precision that is caught: a line per place, a column per dtype."""
+    table = Table(box=None, header_style="bold", pad_edge=False, title="the smallest loss that is caught")
+    dtypes = list(dict.fromkeys(g.dtype for g in grades))
+    for heading in ("loss", *dtypes):
+        table.add_column(heading)
+    for what, cells in graded_lines(grades):
+        table.add_row(what, *cells)
+    console.print(table)
+
+
+def graded_lines(grades: Sequence[Grade]) -> list[tuple[str, list[str]]]:
+    """Per loss: what it is, and the smallest that is caught for each dtype, in words."""
+    lines: dict[str, list[str]] = {}
+    for grade in grades:
+        lines.setdefault(grade.what, []).append(_smallest(grade))
+    return list(lines.items())
+
+
+def _smallest(grade: Grade) -> str:
+    if grade.smallest is None:
+        return "none"
+    return f"{grade.smallest} {'ulp' if grade.ulps else 'bits'}"
 
 
 def print_rivals(console: Console, rows: list[AuditRow], matrix: list[MatrixRow]) -> None:

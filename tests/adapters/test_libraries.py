@@ -12,13 +12,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 from torch import Tensor
 
-from flashcheck.adapters import BUILT_IN
+from flashcheck.adapters import BUILT_IN, triton_tutorial
 from flashcheck.certify import certify
 from flashcheck.errors import UnusableError
 from flashcheck.kernel import Kernel
@@ -172,6 +173,63 @@ def test_a_missing_library_is_one_line_that_says_how_to_get_it(
     assert error.value.reason.endswith(f"({install})") or "fails" in error.value.reason
     assert str(error.value).startswith(f"KERNEL = {name}: ")
     assert "\n" not in str(error.value)
+
+
+TUTORIAL = """
+import torch
+from tests.adapters import formula
+
+
+class _attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, causal, sm_scale, warp_specialize=True):
+        assert q.shape[-1] == k.shape[-1] == v.shape[-1]
+        assert q.shape[-1] in {16, 32, 64, 128, 256}
+        assert q.shape[2] % 128 == 0
+        assert q.shape == k.shape
+        assert q.dtype == torch.float16
+        return formula.forward(q, k, v, formula.Options(sm_scale, causal))[0]
+
+
+attention = _attention.apply
+"""
+
+
+def test_the_triton_tutorial_is_judged_on_whole_tiles(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The stand-in asserts what the tutorial does, and what it reads without a mask: multiples of 128."""
+    file = tmp_path / "06-fused-attention.py"
+    file.write_text(TUTORIAL)
+    monkeypatch.setenv(triton_tutorial.VARIABLE, str(file))
+    tutorial = load("triton.tutorial")
+    kernel = replace(tutorial, capabilities=replace(tutorial.capabilities, devices=("cpu",)))
+    plan = make_plan(kernel, max_cases=5)
+    assert {case.spec.num_keys % 128 for case in plan.cases} == {0}
+    outcome = certify(kernel, plan)
+    assert outcome.judged == 5
+    assert not outcome.findings, [f.record for f in outcome.findings]
+    assert not make_plan(kernel, "standard").unplanned
+
+
+def test_the_triton_tutorial_says_why_it_is_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = {}
+    monkeypatch.delenv(triton_tutorial.VARIABLE, raising=False)
+    for name, text in (("unset", None), ("absent", None), ("broken", "1 / 0\n"), ("empty", "")):
+        file = tmp_path / f"{name}.py"
+        if text is not None:
+            file.write_text(text)
+        if name != "unset":
+            monkeypatch.setenv(triton_tutorial.VARIABLE, str(file))
+        with pytest.raises(UnusableError) as error:
+            load("triton.tutorial")
+        said[name] = error.value.reason.replace(f"{tmp_path}/", "")
+    assert said == {
+        "unset": "set FLASHCHECK_TRITON_TUTORIAL to the path of Triton's 06-fused-attention.py",
+        "absent": "FLASHCHECK_TRITON_TUTORIAL is absent.py, where there is no file",
+        "broken": "importing broken.py fails: ZeroDivisionError: division by zero",
+        "empty": "empty.py has no attention",
+    }
 
 
 def test_a_library_that_breaks_or_lacks_the_function_is_one_line(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from flashcheck.audit import audit_patches
 from flashcheck.checks.fault_classes import FAULT_CLASSES
+from flashcheck.commands.audit import run_patch_audit
 from flashcheck.devices import interpret_without_gpu
-from flashcheck.errors import ArgumentError
+from flashcheck.errors import ArgumentError, UnknownNameError
 from flashcheck.loading import load
 from flashcheck.mutants.patched import patched_kernel, patched_text
 from flashcheck.mutants.patches import Patch, read_patches
@@ -105,3 +109,17 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, message: str) -> None:
 def test_an_empty_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"a folder with \*\.toml files"):
         read_patches(tmp_path)
+
+
+def test_the_command_records_what_ran_and_keeps_the_rest(tmp_path: Path) -> None:
+    file = tmp_path / "audit.json"
+    file.write_text('{"rivals": ["kept"], "patches": []}', encoding="utf-8")
+    out = Console(file=io.StringIO(), width=200)
+    assert run_patch_audit(FOLDER, ("tail-mask-off-by-one",), None, file, out, out) == 0
+    data = json.loads(file.read_text(encoding="utf-8"))
+    assert data["rivals"] == ["kept"]
+    assert [row["mutant"] for row in data["patches"]] == ["tail-mask-off-by-one"]
+    with pytest.raises(UnknownNameError, match="patch = 'tail-mask'"):
+        run_patch_audit(FOLDER, ("tail-mask",), None, None, out, out)
+    with pytest.raises(UnknownNameError, match="level = 'slow'"):
+        run_patch_audit(FOLDER, (), "slow", None, out, out)

@@ -6,11 +6,16 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import statistics
 from collections import Counter
 from pathlib import Path
 
 from flashcheck.files import write_atomically
+from flashcheck.grades import Grade
+from flashcheck.kills import Kill, lives
+from flashcheck.report.audit_table import graded_lines
 from flashcheck.report.certificate import read
 from flashcheck.report.terminal import number
 from flashcheck.rivals import MatrixRow, summarised
@@ -82,10 +87,46 @@ def patches_text() -> str:
     )
 
 
+def kills_table() -> str:
+    """How long faults live under certify's own plan, in its order."""
+    audit = json.loads(AUDIT.read_text(encoding="utf-8"))
+    lines = [
+        "| faults | level | killed | median time | worst time | median problems | worst |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for key, rows in audit["kills"].items():
+        kind, level = key.split(", ")
+        kills = [Kill.from_json(row) for row in rows]
+        sums, cases = lives(kills), sorted(k.cases for k in kills if k.killed)
+        run = not math.isnan(sums.worst_seconds)
+        times = f"{sums.median_seconds:.1f} s | {sums.worst_seconds:.0f} s" if run else "- | -"
+        planned = max(k.planned for k in kills)
+        lines.append(
+            f"| {KINDS[kind]} | {level} | {sums.killed} of {sums.total} | {times} | "
+            f"{statistics.median(cases):g} | {cases[-1]} of {planned} |"
+        )
+    return "\n".join(lines)
+
+
+KINDS = {"mutants": "emulated", "patches": "in the Triton kernels, interpreted"}
+
+
+def precision_table() -> str:
+    """The smallest loss of precision that is caught, by place and dtype."""
+    audit = json.loads(AUDIT.read_text(encoding="utf-8"))
+    grades = [Grade(**row) for row in audit["precision"]]
+    dtypes = list(dict.fromkeys(grade.dtype for grade in grades))
+    lines = [f"| loss | {' | '.join(dtypes)} |", "|---|" + "--:|" * len(dtypes)]
+    lines += [f"| {what} | {' | '.join(cells)} |" for what, cells in graded_lines(grades)]
+    return "\n".join(lines)
+
+
 TABLES = {
     "recorded": recorded_table,
     "faults": faults_table,
     "patches": patches_text,
+    "kills": kills_table,
+    "precision": precision_table,
     "rivals": rivals_table,
 }
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.report.readme import README, ROOT, faults_table, recorded_table
+from tests.report.audit_figure import FIGURE, drawn
+from tests.report.readme import AUDIT, README, ROOT, TABLES, faults_table, recorded_table
 
 TEXT = README.read_text(encoding="utf-8")
 DOCUMENTS = ("README.md", "flashcheck/report/CI.md", "flashcheck/report/TUTORIAL.md")
@@ -27,6 +29,18 @@ def test_the_tables_claim_no_more_than_there_is() -> None:
     rows = [line for line in TEXT.splitlines() if "](golden/certificates/" in line]
     assert rows
     assert set(rows) <= set(recorded_table().splitlines()), wrong
+
+
+@pytest.mark.parametrize("name", ["patches", "kills", "precision", "rivals"])
+def test_what_is_told_of_the_audit_is_what_was_recorded(name: str) -> None:
+    block = re.search(rf"<!-- {name}: [^\n]*-->\n(.*?)\n<!-- end -->", TEXT, re.S)
+    assert block is not None
+    assert block[1] == TABLES[name](), "write it anew: python -m tests.report.readme"
+
+
+def test_the_figure_shows_what_was_recorded() -> None:
+    audit = json.loads(AUDIT.read_text(encoding="utf-8"))
+    assert FIGURE.read_text(encoding="utf-8") == drawn(audit), "python -m tests.report.audit_figure"
 
 
 def test_the_two_commands_stand() -> None:

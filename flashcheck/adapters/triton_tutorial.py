@@ -1,0 +1,90 @@
+"""The fused attention of Triton's tutorial (python/tutorials/06-fused-attention.py), where the file is.
+
+The environment variable FLASHCHECK_TRITON_TUTORIAL names the file. Read from triton-lang/triton at 003da478:
+scale and log2 e are one fp32 constant (two roundings); masked scores get -1e6 added instead of -inf, which
+costs one more rounding; P is rounded into fp16 whatever the inputs are; tiles are tuned, so they are not
+declared. There is no mask at the ends of tiles, so lengths are multiples of 128, the largest. The LSE is kept
+for the backward and not returned. The backward multiplies k by the scale and rounds it into fp16 before the
+product, and some releases mask it whether causal or not, so it is not declared.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashcheck.arithmetic import Arithmetic, flash
+from flashcheck.errors import UnusableError
+from flashcheck.kernel import Capabilities, ForwardResult, Kernel
+from flashcheck.problem import Problem
+
+NAME = "triton.tutorial"
+VARIABLE = "FLASHCHECK_TRITON_TUTORIAL"
+
+CAPABILITIES = Capabilities(
+    dtypes=("fp16",),
+    options=("scale", "causal"),
+    head_dim=(64, 128),  # of 16, 32, 64, 128, 256: those that every tuned tile fits
+    head_dim_multiple=64,
+    length_multiple=128,
+    cross_lengths=False,
+    any_strides=False,
+    isolates_nonfinite=False,
+    devices=("cuda",),
+    # The running maximum is taken of the products before they are scaled.
+    nonpositive_scale=False,
+)
+
+
+def tutorial_kernel() -> Kernel:
+    """``triton.tutorial``."""
+    path = _path()
+    attention = _attention(path)
+
+    def forward(problem: Problem) -> ForwardResult:
+        tensors = (x.contiguous() for x in (problem.q, problem.k, problem.v))
+        with torch.no_grad():
+            return ForwardResult(attention(*tensors, problem.causal is not None, problem.effective_scale))
+
+    return Kernel(
+        name=NAME,
+        forward=forward,
+        capabilities=CAPABILITIES,
+        arithmetic=tutorial_arithmetic,
+        source=str(path),
+    )
+
+
+def tutorial_arithmetic(problem: Problem) -> Arithmetic:
+    """What the tutorial's forward does with this problem."""
+    return flash(problem.format, scale_roundings=2, score_roundings=1, order="ascending")
+
+
+def _path() -> Path:
+    given = os.environ.get(VARIABLE)
+    if given is None:
+        raise UnusableError(NAME, f"set {VARIABLE} to the path of Triton's 06-fused-attention.py")
+    path = Path(given)
+    if not path.is_file():
+        raise UnusableError(NAME, f"{VARIABLE} is {given}, where there is no file")
+    return path
+
+
+def _attention(path: Path) -> Any:
+    """The file's ``attention``; the file asks for a GPU, and for pytest, when it is imported."""
+    spec = importlib.util.spec_from_file_location("triton_fused_attention_tutorial", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        line = str(error).strip().partition("\n")[0]
+        raise UnusableError(NAME, f"importing {path} fails: {type(error).__name__}: {line}") from None
+    if not hasattr(module, "attention"):
+        raise UnusableError(NAME, f"{path} has no attention")
+    return module.attention

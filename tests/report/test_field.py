@@ -1,0 +1,55 @@
+"""The comparison page says what the committed files say; every finding has what its index promises."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from flashcheck.loading import load
+from tests.report import edges, field
+
+
+def test_the_page_is_what_the_files_say() -> None:
+    assert field.PAGE.read_text(encoding="utf-8") == field.page(), (
+        "write it anew: python -m tests.report.field"
+    )
+
+
+def test_verdicts_go_by_dtype() -> None:
+    """A finding in one dtype does not reject the others of the run."""
+    _, c = field.certificates()[0]
+    dtype, other = c.run.dtypes[:2]
+    assert field.verdict_of(c.model_copy(update={"findings": []}), dtype) == "certified"
+    missing = c.coverage.model_copy(update={"missing": {dtype: ["option mask"]}})
+    cut = c.model_copy(update={"coverage": missing, "findings": []})
+    assert [field.verdict_of(cut, d) for d in (dtype, other)] == ["incomplete", "certified"]
+    bad = [t.model_copy(update={"verdict": "fail"}) if t.dtype == dtype else t for t in c.tensors]
+    rejected = c.model_copy(update={"tensors": bad, "findings": []})
+    assert [field.verdict_of(rejected, d) for d in (dtype, other)] == ["rejected", "certified"]
+
+
+FOLDERS = sorted(p for p in field.FINDINGS.parent.iterdir() if p.is_dir())
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: p.name[:3])
+def test_a_finding_has_an_entry_a_repro_and_its_output(folder) -> None:  # type: ignore[no-untyped-def]
+    assert f"]({folder.name}/)" in field.FINDINGS.read_text(encoding="utf-8")
+    for name in ("README.md", "repro.py", "output.txt"):
+        assert (folder / name).stat().st_size > 0, name
+    code = (folder / "repro.py").read_text(encoding="utf-8")
+    imports = set(re.findall(r"^(?:import|from) (\w+)", code, re.M))
+    assert imports <= {"os", "sys", "torch", "triton", "jax"}  # it stands alone
+
+
+def test_the_edges_of_an_honest_kernel_are_the_contract_s() -> None:
+    said = edges.observed(load("emulator.flash.bf16"))
+    assert said == {
+        "empty row": "O 0, LSE -inf",
+        "scores to 1e4": "right",
+        "scores past fp32": "NaN",
+        "NaN in q": "its row NaN, others unchanged",
+        "NaN in a hidden key": "last row NaN, others unchanged",
+        "scale 0": "right",
+        "subnormal v": "kept",
+    }
