@@ -67,7 +67,8 @@ def _poison(problem: Problem, hosts: list[Hosted], value: float) -> None:
     if problem.key_lengths is not None:
         padding = torch.arange(problem.num_keys) >= problem.key_lengths.unsqueeze(-1)
         for x in (problem.k, problem.v):
-            x.masked_fill_(padding[:, None, :, None], value)
+            # torch fills no 8-bit tensor through a mask.
+            x.copy_(torch.where(padding[:, None, :, None], torch.full((), value, dtype=x.dtype), x))
 
 
 def _outside_bound(judged: Judged, result: ForwardResult) -> str:

@@ -24,7 +24,7 @@ from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.kernel import Kernel
 from flashcheck.loading import load
 from flashcheck.plan import make_plan
-from flashcheck.reruns import ALTERNATE, EVERY, ON_NOTHING, ONCE, lacks
+from flashcheck.reruns import ALTERNATE, EVERY, ON_NOTHING, ONCE, assigned, lacks
 from tests.inputs.test_specs import DECLARATIONS, EVERYTHING, refuse
 
 
@@ -139,3 +139,12 @@ def test_a_kernel_without_zero_lengths_refuses_both() -> None:
         spec = ProblemSpec(dtype="bf16", num_queries=lengths[0], num_keys=lengths[1])
         assert EVERYTHING.refuses(spec.outline()) is None
         assert replace(EVERYTHING, zero_length=False).refuses(spec.outline()) is not None
+
+
+def test_keys_are_read_off_wide_values_first() -> None:
+    """One run tells as many keys as V has columns."""
+    narrow = ProblemSpec(num_queries=33, num_keys=127, head_dim=16, value_dim=1)
+    wide = ProblemSpec(num_queries=33, num_keys=127, head_dim=16, value_dim=64)
+    for specs, expected in (((narrow, wide), 1), ((wide, narrow), 0)):
+        chosen = assigned(specs, first_dtype=False)
+        assert [i for i, names in enumerate(chosen) if "influence.forward" in names] == [expected]
