@@ -51,7 +51,6 @@ def four_kernel() -> Kernel:
     (function,) = required("flash_attn.4", "flash_attn.cute", ("flash_attn_func",), install)
     changes = {
         "empty_rows": True,
-        "zero_length": True,
         "head_dim": (8, 128),  # what every GPU takes; Hopper's goes to 256
         "gradients": ("dq", "dk", "dv", "dsink"),
         "dlse": True,

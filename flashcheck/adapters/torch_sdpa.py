@@ -235,5 +235,6 @@ def _math_backward(problem: Problem, out: Tensor, lse: Tensor) -> Mapping[str, T
     if bias is not None:
         leaves.append(bias)
         names.append("dbias")
-    gradients = torch.autograd.grad(result, leaves, problem.dout)
+    # Without keys the output depends on nothing: what autograd then does not reach has a gradient of 0.
+    gradients = torch.autograd.grad(result, leaves, problem.dout, allow_unused=True, materialize_grads=True)
     return dict(zip(names, gradients, strict=True))

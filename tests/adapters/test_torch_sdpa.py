@@ -87,6 +87,20 @@ def test_means_what_the_contract_means(kernel: Kernel, fmt: str, case: str) -> N
         assert (value.double() - want[name]).abs().max() < TOLERANCE[fmt], name
 
 
+@pytest.mark.parametrize("lengths", [(17, 0), (0, 17)], ids=["no keys", "no queries"])
+def test_math_differentiates_where_nothing_meets(lengths: tuple[int, int]) -> None:
+    """Every gradient is 0, that of a bias without elements included."""
+    nq, nk = lengths
+    q, k = torch.randn(1, 2, nq, 8), torch.randn(1, 2, nk, 8)
+    p = Problem(q, k, k, bias=torch.zeros(1, 2, nq, nk), dout=q)
+    kernel = load("torch.sdpa.math")
+    assert kernel.backward is not None
+    got = kernel.backward(p, kernel.forward(p).out, torch.empty(0))
+    shapes = {"dq": q.shape, "dk": k.shape, "dv": k.shape, "dbias": (1, 2, nq, nk)}
+    assert {name: tuple(x.shape) for name, x in got.items()} == {n: tuple(s) for n, s in shapes.items()}
+    assert not any(bool(x.any()) for x in got.values())
+
+
 def test_math_gives_the_gradient_of_a_broadcast_bias() -> None:
     p = problem_with(bias=options("bias")["bias"])
     kernel = load("torch.sdpa.math")

@@ -21,8 +21,8 @@ from tests.report.edges import EDGES, RECORD
 GOLDEN = Path(__file__).parents[2] / "golden"
 PAGE = GOLDEN / "field" / "README.md"
 FINDINGS = GOLDEN / "findings" / "README.md"
-ON_GPU = ("kernels-flash_attention.h200.*.json",)
-"""Certificates of ``golden/certificates`` that belong on the page: those from a GPU."""
+ELSEWHERE = ("kernels-flash_attention.h200.*.json", "kernels-flash_attention.interpreter.*.json")
+"""Certificates of ``golden/certificates`` that belong on the page: the bundled kernel's."""
 
 HEAD = """# In the field: attention kernels that people use, certified
 
@@ -53,9 +53,9 @@ FINDINGS_HEAD = """## Findings
 
 
 def certificates() -> list[tuple[Path, Certificate]]:
-    """Those of golden/field, then those from GPUs, by name."""
+    """Those of golden/field, then the bundled kernel's, by name."""
     paths = [p for p in sorted((GOLDEN / "field").glob("*.json")) if p != RECORD]
-    paths += [p for pattern in ON_GPU for p in sorted((GOLDEN / "certificates").glob(pattern))]
+    paths += [p for pattern in ELSEWHERE for p in sorted((GOLDEN / "certificates").glob(pattern))]
     return [(path, read(path)) for path in paths]
 
 
