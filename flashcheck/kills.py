@@ -138,10 +138,16 @@ def hunt(name: str, letter: str, kernel: Kernel, honest: Kernel, level: str) -> 
 
 @dataclass(frozen=True, slots=True)
 class Lives:
-    """The lives of many faults in four numbers; seconds are of the killed ones, NaN unless all were run."""
+    """The lives of many faults in numbers.
+
+    Attributes:
+        killed, total: how many; timed: of the killed ones, those that were run from the plan's start.
+        median_seconds, worst_seconds: of the timed ones; NaN where there are none.
+    """
 
     killed: int
     total: int
+    timed: int
     median_seconds: float
     worst_seconds: float
 
@@ -150,6 +156,6 @@ def lives(kills: Sequence[Kill]) -> Lives:
     """Sums up."""
     killed = [k for k in kills if k.killed]
     seconds = [k.seconds for k in killed if k.seconds is not None]
-    if not killed or len(seconds) < len(killed):
-        seconds = [math.nan]
-    return Lives(len(killed), len(kills), statistics.median(seconds), max(seconds))
+    timed = len(seconds)
+    seconds = seconds or [math.nan]
+    return Lives(len(killed), len(kills), timed, statistics.median(seconds), max(seconds))

@@ -59,7 +59,9 @@ def run_fuzz(request: FuzzRequest, stdout: Console, stderr: Console) -> int:
     seed = store.open(request.kernel, seed, request.resume, request.against)
     _ignore(store.folder)
     campaign = _campaign(request, device, store, seed, budget)
-    head = f"{request.kernel}: seed {seed}, {campaign.state.workers} workers, campaign {store.folder}"
+    count = campaign.state.workers
+    workers = "1 worker" if count == 1 else f"{count} workers"
+    head = f"{request.kernel}: seed {seed}, {workers}, campaign {store.folder}"
     stderr.print(Text(head), soft_wrap=True)  # Text: rich would read :name: in a kernel's name as an emoji
     with FuzzView(stderr, request.quiet) as view:
         state = campaign.run(view)

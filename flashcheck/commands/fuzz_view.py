@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import functools
+import json
 from types import TracebackType
 
 from rich.console import Console, Group
@@ -17,8 +18,8 @@ from flashcheck.fuzz.regions import Region
 from flashcheck.fuzz.statistics import TensorStatistics, failed_statistics
 from flashcheck.fuzz.store import Finding
 from flashcheck.fuzz.totals import PARTS
+from flashcheck.report.counting import LineTimer
 
-SECONDS_BETWEEN_LINES = 30.0
 MOST_REGIONS = 12
 
 
@@ -29,7 +30,7 @@ class FuzzView:
         self.console = console
         self.quiet = quiet
         self.live: Live | None = None
-        self.last = time.monotonic()
+        self.timer = LineTimer()
 
     def __enter__(self) -> FuzzView:
         if self.console.is_terminal and not self.quiet:
@@ -45,10 +46,14 @@ class FuzzView:
 
     def __call__(self, state: State) -> None:
         if self.live is not None:
-            self.live.update(Group(headline(state), coverage_table(state), finding_lines(state.findings)))
-        elif not self.quiet and time.monotonic() - self.last >= SECONDS_BETWEEN_LINES:
-            self.last = time.monotonic()
-            self.console.print(headline(state), soft_wrap=True)
+            self.live.update(Group(_now(state), coverage_table(state), finding_lines(state.findings)))
+        elif not self.quiet and self.timer.due():
+            self.console.print(_now(state), soft_wrap=True)
+
+
+def _now(state: State) -> Text:
+    line = headline(state)
+    return line.append("; the hunt is over, what it found is reduced") if state.stopped else line
 
 
 def headline(state: State) -> Text:
@@ -85,12 +90,18 @@ def coverage_table(state: State) -> Table:
         tensors = sorted({t for d, t in state.totals.worst if d == dtype} | with_sums)
         for tensor in tensors or ["-"]:
             margin, case = state.totals.worst.get((dtype, tensor), (None, None))
-            at = "" if case is None else FuzzCase.from_json(case).build().describe()
+            at = "" if case is None else _described(json.dumps(case))
             sums = state.totals.statistics.get((dtype, tensor), TensorStatistics())
             shown = "-" if margin is None else f"{margin:.3f}"
             table.add_row(*first, tensor, shown, *_means(sums), at)
             first = ["", "", ""]
     return table
+
+
+@functools.lru_cache(maxsize=256)
+def _described(case: str) -> str:
+    """The line of a case's problem; the panel asks for it several times a second."""
+    return FuzzCase.from_json(json.loads(case)).build().describe()
 
 
 def _means(sums: TensorStatistics) -> tuple[str, str]:
@@ -154,9 +165,13 @@ def print_regions(console: Console, ranked: list[Region], new: str, old: str) ->
         table.add_column(name, overflow="ellipsis" if name == "at" else "fold", no_wrap=name == "at")
     for r in [*whole, *(r for r in grown if r.feature != "all")]:
         new_margin, old_margin, case = r.largest
-        at = "" if case is None else FuzzCase.from_json(case).build().describe()
-        table.add_row(r.dtype, r.tensor, r.feature, f"{r.cases:,}", f"{2**r.growth:.2f} +- {r.deviation:.2f}",
-                      f"{r.worse / r.cases:.0%}", f"{new_margin:.3f}", f"{old_margin:.3f}", at)  # fmt: skip
+        at = "" if case is None else _described(json.dumps(case))
+        low, high = (2 ** (r.growth + 2 * side * r.deviation) for side in (-1, 1))
+        error = f"{2**r.growth:.3g} ({low:.3g}..{high:.3g})"
+        margins = (f"{new_margin:.3f}", f"{old_margin:.3f}")
+        table.add_row(
+            r.dtype, r.tensor, r.feature, f"{r.cases:,}", error, f"{r.worse / r.cases:.0%}", *margins, at
+        )
     console.print(table)
     if not grown:
         console.print(Text("in no region is the error larger by more than chance (2 standard errors)"))

@@ -125,7 +125,7 @@ class Campaign:
             while not self._over():
                 self._turn(on_progress)
         except KeyboardInterrupt:
-            self.state.interrupted, self.state.stopped = True, "Ctrl-C"
+            self.state.interrupted, self.state.stopped = True, "Ctrl-C was pressed"
         finally:
             with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C does not wait for shrinking
                 self._finish(on_progress)

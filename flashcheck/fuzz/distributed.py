@@ -129,7 +129,7 @@ class RayCampaign(Campaign):
             while running and time.monotonic() < until:  # what was handed out counts: nothing is lost
                 self._collect(work, running, on_progress)
         except KeyboardInterrupt:
-            self.state.interrupted, self.state.stopped = True, "Ctrl-C"
+            self.state.interrupted, self.state.stopped = True, "Ctrl-C was pressed"
         for reference in running:
             ray.cancel(reference, force=True)
         self.state.findings = self.store.findings()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,27 +30,27 @@ from flashcheck.inputs.coverage import covered
 from flashcheck.inputs.values import FAMILIES
 from flashcheck.kernel import Kernel
 from flashcheck.problem import Problem
-from flashcheck.reruns import ONCE
+from flashcheck.reruns import ALTERNATE, EVERY, ONCE
 
 ORDINARY = "normal"
 """The family of values on which a fault shows best."""
 
 
 def forward_checks() -> tuple[str, ...]:
-    """Checks of the forward that cost no further kernel run: made on every case."""
+    """Checks of the forward that plans make on every problem: made on every case."""
+    dear = {*EVERY, *ONCE, *ALTERNATE, *GROUP_CHECKS}
     return tuple(
-        n
-        for n, c in CHECKS.items()
-        if not c.reruns and not n.startswith("backward") and n not in GROUP_CHECKS
+        n for n, c in CHECKS.items() if not c.reruns and not n.startswith("backward") and n not in dear
     )
 
 
 def extra_checks(kernel_has_backward: bool) -> tuple[tuple[str, ...], ...]:
-    """What a case may be judged on besides: one check that reruns the kernel, or the backward's.
+    """What a case may be judged on besides: one check that runs the kernel or the oracle again, or the
+    backward's.
 
     Each is drawn as often as any other, the backward's one time in four.
     """
-    reruns = [(n,) for n, c in CHECKS.items() if c.reruns and n not in ONCE]
+    reruns = [(n,) for n, c in CHECKS.items() if (c.reruns or n in EVERY) and n not in ONCE]
     backward = [backward_checks()] * (len(reruns) // 3) if kernel_has_backward else []
     return ((), *backward, *reruns)
 
@@ -91,20 +91,21 @@ class CaseReport:
 
 
 @dataclass(slots=True)
-class _Clock:
+class _Spent:
     """Time inside the kernel, first call apart."""
 
+    clock: Callable[[], float]
     first: float = 0.0
     further: float = 0.0
     calls: int = 0
 
     def around(self, function: Any) -> Any:
         def timed(*arguments: Any) -> Any:
-            started = time.perf_counter()
+            started = self.clock()
             try:
                 return function(*arguments)
             finally:
-                spent = time.perf_counter() - started
+                spent = self.clock() - started
                 self.calls += 1
                 if self.calls == 1:
                     self.first = spent
@@ -121,6 +122,7 @@ def judge_case(
     known: Sequence[Group] = (),
     other: Kernel | None = None,
     candidates: Sequence[Group] = (),
+    clock: Callable[[], float] = time.perf_counter,
 ) -> CaseReport:
     """Judges one case; never raises for a fault of the kernel or of the judge.
 
@@ -128,13 +130,14 @@ def judge_case(
         known: groups whose failures are counted and go by.
         candidates: further groups whose classes of fault are tried on a failure.
         other: a kernel to compare with.
+        clock: what seconds are read from.
     """
-    started = time.perf_counter()
+    started = clock()
     problem = case.build()
-    built = time.perf_counter() - started
-    clock = _Clock()
-    backward = None if kernel.backward is None else clock.around(kernel.backward)
-    timed = replace(kernel, forward=clock.around(kernel.forward), backward=backward)
+    built = clock() - started
+    spent = _Spent(clock)
+    backward = None if kernel.backward is None else spent.around(kernel.backward)
+    timed = replace(kernel, forward=spent.around(kernel.forward), backward=backward)
     judged = Judged(timed, problem, device)
     try:
         report = _judge(judged, case, known, candidates)
@@ -144,8 +147,8 @@ def judge_case(
         report = CaseReport(judge_fault=str(error))
     except Exception as error:  # the kernel's own exceptions are KernelErrors: this one is the judge's
         report = CaseReport(judge_fault=f"{type(error).__name__} on {problem.describe()}: {error}")
-    whole = time.perf_counter() - started
-    seconds = {"build": built, "first": clock.first, "kernel": clock.further}
+    whole = clock() - started
+    seconds = {"build": built, "first": spent.first, "kernel": spent.further}
     seconds["judge"] = max(0.0, whole - sum(seconds.values()))
     return replace(report, seconds={name: round(s, 6) for name, s in seconds.items()})
 
@@ -229,6 +232,7 @@ VALUE_CHECKS = (
     "forward.algorithm",
     *(n for n in CHECKS if n.startswith("relation.") and "gradient" not in n),
     "special.nonfinite",
+    "special.no_silent_overflow",
     "influence.forward",
     "influence.perturbed",
     "bitwise.suffix",

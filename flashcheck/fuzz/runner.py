@@ -6,6 +6,7 @@ one costs milliseconds plus the import of the kernel. It ends by itself when its
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -29,6 +30,9 @@ from flashcheck.problem import Problem
 
 DEFAULT_LIMIT = 60.0
 """Seconds for one case; a first call on a GPU may have to compile."""
+
+WATCHING = ("isolation.unwritten", "isolation.gradients_unwritten")
+"""Checks that watch what a kernel allocates: torch imports its compiler for that, which takes seconds."""
 
 _GRACE = 5.0
 _LOAD_LIMIT = 300.0
@@ -74,6 +78,7 @@ class Runner:
         self._process: Any = None
         self._pipe: Any = None
         self._subject: Subject | None = None
+        self._watched = False
 
     @property
     def subject(self) -> Subject:
@@ -87,6 +92,7 @@ class Runner:
         self, case: FuzzCase, known: Sequence[Group] = (), candidates: Sequence[Group] = ()
     ) -> CaseReport:
         """The case's report; a crash, or a hang past the limit, is a failure in it."""
+        self._watched |= any(name in WATCHING for name in case.checks)
         report: CaseReport = self._ask(("judge", case, tuple(known), tuple(candidates)), self.limit)
         return report
 
@@ -139,6 +145,8 @@ class Runner:
 
     def _start(self) -> None:
         self.restarts += 1
+        if self.restarts and self._watched and self.method == "fork":
+            importlib.import_module("torch._dynamo")  # here once, not in every process that replaces this one
         self.log.parent.mkdir(parents=True, exist_ok=True)
         context = multiprocessing.get_context(self.method)
         ours, theirs = context.Pipe()
@@ -271,17 +279,22 @@ def _call_once(kernel: Kernel, case: FuzzCase, device: str) -> float:
 
 
 class InProcessRunner:
-    """Answers like a Runner, without a process: for kernels that are known not to crash."""
+    """Answers like a Runner, without a process: for kernels that are known not to crash.
 
-    def __init__(self, kernel: Kernel, device: str = "cpu") -> None:
-        self.kernel, self.device, self.calls = kernel, device, 0
+    ``clock``: what the seconds of its reports are read from.
+    """
+
+    def __init__(
+        self, kernel: Kernel, device: str = "cpu", clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.kernel, self.device, self.clock, self.calls = kernel, device, clock, 0
         self.subject = Subject(kernel.name, kernel.capabilities, kernel.backward is not None, False, "")
 
     def judge(
         self, case: FuzzCase, known: Sequence[Group] = (), candidates: Sequence[Group] = ()
     ) -> CaseReport:
         self.calls += 1
-        return judge_case(self.kernel, case, self.device, known, candidates=candidates)
+        return judge_case(self.kernel, case, self.device, known, candidates=candidates, clock=self.clock)
 
     def gradient(self, case: FuzzCase) -> Problem:
         return with_gradient(case, case.build(), self.kernel)

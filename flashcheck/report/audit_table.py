@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -64,8 +63,8 @@ def print_kills(console: Console, kills: list[Kill], level: str) -> None:
         table.add_row(kill.mutant, by, f"{kill.cases} of {kill.planned}", _seconds(kill))
     console.print(table)
     sums = lives(kills)
-    times = f"median {sums.median_seconds:.1f} s, worst {sums.worst_seconds:.1f} s"
-    told = "" if math.isnan(sums.worst_seconds) else f"; {times}"
+    times = f"median {sums.median_seconds:.1f} s, worst {sums.worst_seconds:.1f} s, {sums.timed} timed"
+    told = f"; {times}" if sums.timed else ""
     console.print(f"level {level}: {sums.killed} of {sums.total} killed{told}", soft_wrap=True)
 
 

@@ -12,12 +12,27 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 SECONDS_BETWEEN_LINES = 30.0
 
 
+class LineTimer:
+    """Says when the next line is due, where progress is shown as lines."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def due(self) -> bool:
+        """True once every ``SECONDS_BETWEEN_LINES``."""
+        now = time.monotonic()
+        if now - self._last < SECONDS_BETWEEN_LINES:
+            return False
+        self._last = now
+        return True
+
+
 class Counting:
     """Context manager; call it with (done, total, what was done last). ``quiet``: it shows nothing."""
 
     def __init__(self, console: Console, name: str, quiet: bool = False) -> None:
         self.console, self.name, self.quiet = console, name, quiet
-        self.last = time.monotonic()
+        self.timer = LineTimer()
         self.bar: Progress | None = None
         if console.is_terminal and not quiet:
             self.bar = Progress(
@@ -46,6 +61,5 @@ class Counting:
             if not self.bar.tasks:
                 self.bar.add_task(self.name, total=total, note=note)
             self.bar.update(self.bar.tasks[0].id, completed=done, note=note)
-        elif not self.quiet and time.monotonic() - self.last >= SECONDS_BETWEEN_LINES:
-            self.last = time.monotonic()
+        elif not self.quiet and self.timer.due():
             self.console.print(f"{self.name}: {done} of {total} problems ({note})", highlight=False)

@@ -58,5 +58,7 @@ def hangs(problem: Problem) -> ForwardResult:
 two = kernel(two_bugs, **SMALL)
 two_at_once = kernel(two_bugs_at_once, **SMALL)
 segfault = kernel(segfaults, **SMALL)
+plain_segfault = kernel(segfaults, dtypes=("bf16",), head_dim=(8, 8), options=(), causal=(), gqa=False)
+"""With little to draw and to reduce: for what happens around the crash."""
 exit_ = kernel(exits, **SMALL)
 hang = kernel(hangs, **SMALL)

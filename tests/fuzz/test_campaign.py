@@ -37,7 +37,7 @@ def _cases(folder: Path) -> list[tuple[int, int]]:
 def test_a_killed_campaign_loses_nothing_and_goes_on(tmp_path: Path) -> None:
     """kill -9 in the middle; --resume; the crash is a finding that replays and does not end the hunt."""
     folder = tmp_path / "campaign"
-    fuzz = ("fuzz", "tests.fuzz.subjects:segfault", "--db", str(folder), "-n", "1", "--seed", "3")
+    fuzz = ("fuzz", "tests.fuzz.subjects:plain_segfault", "--db", str(folder), "-n", "1", "--seed", "3")
     first = _start(*fuzz, "--max-time", "300")
     until = time.monotonic() + 120
     while time.monotonic() < until and len(_cases(folder)) < 3:

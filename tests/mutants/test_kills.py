@@ -57,6 +57,7 @@ def test_a_failure_that_a_larger_plan_holds_is_not_met_twice() -> None:
     known = implied(met, plan)
     assert known is not None
     assert (known.level, known.cases, known.planned, known.seconds) == ("standard", 41, len(plan.cases), None)
+    assert lives([known]).timed == 0
     assert math.isnan(lives([known]).worst_seconds)
     assert implied(replace(met, check="no such check"), plan) is None
     assert implied(replace(met, spec=replace(case.spec, seed=0).to_json()), plan) is None
@@ -69,7 +70,13 @@ def test_lives_are_summed_up_over_the_killed() -> None:
         return Kill("m", "S", "quick", check, None, 1, 1, seconds, False)
 
     sums = lives([kill(1.0, "a"), kill(3.0, "a"), kill(100.0, "")])
-    assert (sums.killed, sums.total, sums.median_seconds, sums.worst_seconds) == (2, 3, 2.0, 3.0)
+    assert (sums.killed, sums.total, sums.timed, sums.median_seconds, sums.worst_seconds) == (
+        2,
+        3,
+        2,
+        2.0,
+        3.0,
+    )
 
 
 def test_a_run_that_stops_at_the_first_failure_says_so() -> None:

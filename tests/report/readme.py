@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import statistics
 from collections import Counter
@@ -91,15 +90,14 @@ def kills_table() -> str:
     """How long faults live under certify's own plan, in its order."""
     audit = json.loads(AUDIT.read_text(encoding="utf-8"))
     lines = [
-        "| faults | level | killed | median time | worst time | median problems | worst |",
-        "|---|---|--:|--:|--:|--:|--:|",
+        "| faults | level | killed | timed | median time | worst time | median problems | worst |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for key, rows in audit["kills"].items():
         kind, level = key.split(", ")
         kills = [Kill.from_json(row) for row in rows]
         sums, cases = lives(kills), sorted(k.cases for k in kills if k.killed)
-        run = not math.isnan(sums.worst_seconds)
-        times = f"{sums.median_seconds:.1f} s | {sums.worst_seconds:.0f} s" if run else "- | -"
+        times = f"{sums.timed} | {sums.median_seconds:.1f} s | {sums.worst_seconds:.0f} s"
         planned = max(k.planned for k in kills)
         lines.append(
             f"| {KINDS[kind]} | {level} | {sums.killed} of {sums.total} | {times} | "
