@@ -31,7 +31,10 @@ def first_order(weights: WeightErrors) -> Tensor:
     rows = weights.rows
     if weights.linear or not rows.num_keys:
         return torch.full_like(rows.live, bool(rows.num_keys))
-    worst = torch.where(rows.p > 1e-12, weights.relative, 0.0).amax(-1, keepdim=True)
+    # A sink has no value: where it takes nearly all the weight, O is made of the small rest.
+    keys = rows.p[..., :-1] if rows.has_sink and rows.num_keys > 1 else rows.p
+    least = 1e-12 * keys.amax(-1, keepdim=True)
+    worst = torch.where(rows.p > least, weights.relative, 0.0).amax(-1, keepdim=True)
     return worst < LARGEST_LINEAR
 
 

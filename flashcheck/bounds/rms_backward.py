@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashcheck.arithmetic import Arithmetic, Machine
+from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
 from flashcheck.bounds.centred import PredictedPairs
 from flashcheck.bounds.gradient_sums import GradientSum, dout_of, sum_group
 from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT
@@ -13,6 +13,7 @@ from flashcheck.bounds.pairs import PairErrors
 from flashcheck.bounds.products import weighted_above
 from flashcheck.bounds.rms import (
     ROUNDING_RMS,
+    accumulation_bias,
     accumulation_variance,
     accumulation_weights,
     partial_squares,
@@ -48,12 +49,15 @@ def backward_sigma(
     unit = machine.accumulator(arithmetic.product_format or arithmetic.input_format)
     squares = weighted_above(problem, dout_of(problem).square(), v2.mT)
     dp = accumulation_variance(unit, problem.value_dim, exact.grad_probabilities, squares)
+    dp.add_(_delta_variance(problem, forward, exact, machine))
+    drift = _drift(unit, problem, exact, p)
     if arithmetic.grad_probability_format is not None:
         dp.add_(_dp_rounding(exact.grad_probabilities, p, p_square, arithmetic))
     ds_variance = dp.mul_(p_square)
     if problem.softcap is not None:
         slope = softcap_slope(problem, forward)
         ds_variance.mul_(slope.square())
+        drift = None if drift is None else drift.mul_(slope)
     ds_variance.addcmul_(ds_square, log_p + UNIT**2 / 3)
     if problem.softcap is not None:
         ds_variance.add_(_tanh_twice(problem, forward, pairs, slope, machine)).clamp_(min=0.0)
@@ -64,7 +68,9 @@ def backward_sigma(
     if arithmetic.probability_format.precision < 24:
         shifts["dv"] = stored.p - p
     if (arithmetic.grad_score_format or arithmetic.probability_format).precision < 24:
-        shifts["dq"] = shifts["dk"] = stored.ds - ds
+        shifts["dq"] = shifts["dk"] = stored.ds - ds if drift is None else drift.add_(stored.ds).sub_(ds)
+    elif drift is not None:
+        shifts["dq"] = shifts["dk"] = drift
     kept = arithmetic.grad_accumulator_format
     result: dict[str, Tensor] = {}
     for name, total in sums.items():
@@ -92,6 +98,23 @@ def _dp_rounding(dp: Tensor, p: Tensor, p_square: Tensor, arithmetic: Arithmetic
     if arithmetic.normalise != "before_product":
         return rounding
     return rounding * (1 - 2 * p).clamp_(min=0.0) + (p_square * rounding).sum(-1, keepdim=True)
+
+
+def _delta_variance(
+    problem: Problem, forward: ForwardQuantities, exact: BackwardQuantities, machine: Machine
+) -> Tensor:
+    """Variance of the sum delta, (B, H, Nq, 1): what is left where dP - delta cancels."""
+    squares = (dout_of(problem) * forward.out.nan_to_num(0.0, 0.0, 0.0)).square_().sum(-1)
+    delta = exact.delta.nan_to_num(0.0, 0.0, 0.0)
+    return accumulation_variance(machine.vector, problem.value_dim, delta, squares).unsqueeze(-1)
+
+
+def _drift(unit: Accumulator, problem: Problem, exact: BackwardQuantities, p: Tensor) -> Tensor | None:
+    """Mean error of P dP where dP's sums are truncated, (B, H, Nq, Nk); None where they are not."""
+    if unit.rounding == "nearest":
+        return None
+    dp = exact.grad_probabilities.nan_to_num(0.0, 0.0, 0.0)
+    return accumulation_bias(unit, problem.value_dim, dp).mul_(p)
 
 
 def _tanh_twice(

@@ -148,11 +148,29 @@ class Covering:
                     best = (gain, spec)
                 if legal >= _CANDIDATES:
                     break
+            best = best or self._at_random(wanted, dtype, family)
             if best is not None and best[0]:
                 self.cover(best[1])
                 return best[1]
             self.open.discard(wanted)
             self.forbidden.add(wanted)
+        return None
+
+    def _at_random(self, wanted: Combination, dtype: str, family: str) -> tuple[int, ProblemSpec] | None:
+        """A legal spec with ``wanted`` and all else at rest, or drawn without regard to what it covers: the
+        values that would cover most may be forbidden together with ``wanted``, every time."""
+        rng = random.Random(str(sorted(wanted)))  # its own: what else is drawn stays as it was
+        declared = factors(self.capabilities)
+        for trial in range(_TRIALS):
+            rest = {
+                name: values[0] if trial == 0 else rng.choice(values) for name, values in declared.items()
+            }
+            spec = build(rng, self.capabilities, rest | dict(wanted), dtype, family)
+            if spec is None or not is_legal(spec, self.capabilities):
+                continue
+            covers = combinations_of(choices_of(spec, self.capabilities), self.strength)
+            if wanted in covers:
+                return len(covers & self.open), spec
         return None
 
     def _row(self, rng: random.Random, wanted: Combination) -> dict[str, str]:

@@ -57,6 +57,18 @@ def test_what_counts_as_forbidden_is_forbidden() -> None:
         assert spec is None or not is_legal(spec, capabilities) or not pair <= choices_of(spec, capabilities)
 
 
+def test_a_pair_is_not_given_up_because_its_best_company_is_forbidden() -> None:
+    """Of torch's flash back end only causality with a scale that is not positive is; in every dtype."""
+    capabilities = load("torch.sdpa.flash").capabilities
+    expected = {frozenset({("causal", "top_left"), ("scale", value)}) for value in ("0", "-0.125")}
+    for seed in range(6):
+        covering = Covering.of(capabilities, 2)
+        rng = random.Random(seed)
+        while covering.next_spec(rng, "bf16", "normal") is not None:
+            pass
+        assert covering.forbidden == expected
+
+
 def test_choices_read_back_what_was_built() -> None:
     rng = random.Random(5)
     for _ in range(40):
