@@ -64,8 +64,9 @@ def required(capabilities: Capabilities) -> dict[str, Wishes]:
         owed |= {label: Wishes(lengths=pair, causal="none") for label, pair in ZERO_LENGTHS.items()}
     owed |= {label: Wishes(option=o, without=w) for label, (o, w) in empty_sequences(capabilities).items()}
     for name in families_for(capabilities):
+        # Without options: with a bias or a cap a kernel may form its exponents in another way.
         overflows = "overflows" in FAMILIES[name].properties
-        owed[f"values {name}"] = Wishes(family=name, scale=0.25 if overflows else None)
+        owed[f"values {name}"] = Wishes(family=name, scale=0.25 if overflows else None, plain=overflows)
     return owed
 
 

@@ -34,7 +34,9 @@ def finish(problem: Problem, sums: Sums, seen: Tensor, on: Switches) -> ForwardR
     if on("empty-row-div-zero"):
         out = acc / l.unsqueeze(-1)
     else:
-        out = acc * torch.where(l == 0, 0.0, 1 / l).unsqueeze(-1)
+        # A row whose scores all overflowed to -inf has a sum of 0 too, and must not become zeros.
+        nothing = (l == 0) if on("exp-of-nan-is-zero") else (l == 0) & ~seen.any(-1)
+        out = torch.where(nothing.unsqueeze(-1), 0.0, acc * (1 / l).unsqueeze(-1))
     out = out * problem.v_descale
     if on("reciprocal-short"):
         out = out * (1 - 2.0**-11)

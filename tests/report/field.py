@@ -29,7 +29,8 @@ HEAD = """# In the field: attention kernels that people use, certified
 {summary}
 
 Made by `python -m tests.report.field` from the certificates in this folder (`flashcheck report FILE` shows
-one, `flashcheck certify KERNEL --level standard` makes one). A row is one dtype on one back end.
+one, `flashcheck certify KERNEL --level standard` makes one). A row is one dtype on one back end, and its
+verdict is on that dtype: a certificate of some of the declared dtypes calls itself incomplete as a whole.
 
 - **margin**: share of the proved error that the worst element needs; above 1 the declared arithmetic cannot
   have produced it. **rms**: measured over predicted, the largest of O and of the gradients; `*`: reported,

@@ -97,7 +97,8 @@ def kills_table() -> str:
         kind, level = key.split(", ")
         kills = [Kill.from_json(row) for row in rows]
         sums, cases = lives(kills), sorted(k.cases for k in kills if k.killed)
-        times = f"{sums.timed} | {sums.median_seconds:.1f} s | {sums.worst_seconds:.0f} s"
+        timed = f"{sums.timed} | {sums.median_seconds:.1f} s | {sums.worst_seconds:.0f} s"
+        times = timed if sums.timed else "- | - | -"
         planned = max(k.planned for k in kills)
         lines.append(
             f"| {KINDS[kind]} | {level} | {sums.killed} of {sums.total} | {times} | "
