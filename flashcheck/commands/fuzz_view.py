@@ -53,6 +53,8 @@ class FuzzView:
 
 def _now(state: State) -> Text:
     line = headline(state)
+    if not state.cases and not state.stopped:
+        line.append("; starting: the first case is not judged yet")
     return line.append("; the hunt is over, what it found is reduced") if state.stopped else line
 
 
@@ -137,6 +139,8 @@ def print_summary(console: Console, state: State, folder: str) -> None:
         count, spent = state.ahead
         console.print(f"compiled ahead, in parallel: {count} problems in {spent:.0f} s", highlight=False)
     console.print(Text(f"stopped because {state.stopped}; seed {state.seed}, campaign {folder}"))
+    if state.interrupted:
+        console.print(Text(f"go on with      flashcheck fuzz {state.kernel} --db {folder} --resume"))
     console.print(headline(state))
 
 
