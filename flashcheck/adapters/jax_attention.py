@@ -4,8 +4,10 @@ dot_product_attention (XLA)
     Scores in fp32, times the scale; softmax in fp32, normalised, rounded into the input format; the second
     product. XLA may keep more precision than is written, so bits are not predicted.
 pallas (jax.experimental.pallas.ops.gpu.attention.mha, interpret mode)
-    Key tiles of 128 at most, ascending; scores in fp32 times scale * log2 e, rounded; exp2; P is rounded
-    into the input format. The residual is an LSE in base 2.
+    Key tiles of 128 at most, ascending; scores in fp32 times scale * log2 e; exp2; P is rounded into the
+    input format. XLA may contract that product with the subtraction of the maximum into one operation, in
+    which the product is not rounded: with scores past 1e10 the exponent of the largest one is not 0 then, and
+    NaN may come out. The residual is an LSE in base 2.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ def pallas_kernel() -> Kernel:
 def _pallas_arithmetic(problem: Problem) -> Arithmetic:
     return flash(
         problem.format,
-        scale_placement="scores",
+        scale_placement="exponent_fma",
         scale_roundings=1,
         block_keys=_tile(problem.num_keys),
         order="ascending",
