@@ -200,6 +200,9 @@ def pair_errors(
         overflow_p = _either(overflow_p, forward.visible & ~(p + p_error < _NEAR_MAX))
         beyond = forward.visible & ~(ds_plain.abs() + plain_error < _NEAR_MAX)
         overflow_ds = _either(_either(overflow_ds, beyond), overflow_p)
+    if eager and overflow_p is not None:  # such a row is NaN in all its columns, hidden ones too
+        overflow_p = overflow_p.any(-1, keepdim=True).expand_as(p)
+        overflow_ds = _either(overflow_ds, overflow_p)
     grad_format = arithmetic.grad_score_format or arithmetic.probability_format
     ds_rounding = _rounding(ds.abs().add_(ds_error), grad_format, 1.0)  # [B5]
     if arithmetic.scaled_grad_score_format is not None:

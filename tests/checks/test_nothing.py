@@ -22,6 +22,7 @@ LENGTHS = [(0, 17), (17, 0), (0, 0)]
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"causal": "bottom_right", "window": (3, 0)},
+    {"bias": True},
     {"bias": True, "sink": True, "alibi": True},
     {"mask": "random", "softcap": 2.0},
 ]

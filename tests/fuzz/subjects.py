@@ -26,11 +26,11 @@ def two_bugs(problem: Problem) -> ForwardResult:
 
 
 def two_bugs_at_once(problem: Problem) -> ForwardResult:
-    """Off by one under causality; and wherever values are subnormal, O is four times too large."""
+    """Off by one under causality; and wherever values are subnormal, O is far too large to be one."""
     result = attend(problem, shift=1) if problem.causal is not None else attend(problem)
     if float(problem.v.abs().max()) > 1e-30:
         return result
-    return replace(result, out=result.out * 4)
+    return replace(result, out=result.out * 2.0**40)
 
 
 def _deadly(problem: Problem) -> bool:

@@ -1,0 +1,38 @@
+"""An eager row whose scores leave their format is NaN in all columns: hidden keys get NaN gradients too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flashcheck.checks import Judged, check_named
+from flashcheck.inputs.spec import ProblemSpec
+from flashcheck.loading import load
+
+SPEC = ProblemSpec(
+    dtype="fp16",
+    num_heads=2,
+    num_kv_heads=2,
+    num_queries=48,
+    num_keys=7,
+    head_dim=128,
+    value_dim=128,
+    scale=-0.125,
+    mask="first_key",
+    family="very_negative",
+    seed=1550355988,
+)
+
+
+@pytest.mark.parametrize("mask", ["first_key", "keys", "random"])
+def test_hidden_keys_of_rows_that_overflow_may_have_any_gradient_but_a_finite_wrong_one(mask: str) -> None:
+    judged = Judged(load("eager"), replace(SPEC, mask=mask).build())
+    assert bool(torch.isnan(judged.gradients["dk"]).any())  # the case is there
+    for name in ("forward.bound", "backward.bound", "backward.algorithm"):
+        assert not check_named(name).on(judged).failed
+    wrong = {**judged.gradients, "dk": torch.full_like(judged.gradients["dk"], 9.0)}
+    interval = judged.backward_bound.tensors["dk"].interval
+    hidden = ~judged.exact.visible.any(-2)
+    assert bool((~interval.accepts(wrong["dk"])[hidden]).all())
