@@ -253,7 +253,9 @@ def _repair_dot() -> None:
     def dot(original, self, a, b, d, input_precision, max_num_imprecise_acc):
         if a.dtype.scalar not in _CODED and b.dtype.scalar not in _CODED:
             return original(self, a, b, d, input_precision, max_num_imprecise_acc)
-        product = np.matmul(_values(a).astype(np.float32), _values(b).astype(np.float32))
+        # Contiguous, because BLAS sums in another order where an operand is a transposed view.
+        left, right = (np.ascontiguousarray(_values(x), dtype=np.float32) for x in (a, b))
+        product = np.matmul(left, right)
         return TensorHandle((product + d.data).astype(d.data.dtype), d.dtype.scalar)
 
     _replace(InterpreterBuilder, "create_dot", dot)

@@ -23,7 +23,7 @@ def text(rows: list[audit.AuditRow]) -> str:
 
 
 def run(names: tuple[str, ...], rivals: bool = False, file: Path | None = None) -> int:
-    return run_audit(names, rivals, file, Console(file=io.StringIO()), Console(file=io.StringIO()))
+    return run_audit(names, rivals, None, False, file, Console(file=io.StringIO()), Console(file=io.StringIO()))
 
 
 @pytest.fixture(name="only")
