@@ -13,6 +13,7 @@ from flashcheck.checks.designed import normal
 from flashcheck.checks.judged import Judged
 from flashcheck.checks.record import Record
 from flashcheck.checks.registry import check, failed, not_applicable, passed
+from flashcheck.formats import FP32
 from flashcheck.kernel import ForwardResult
 from flashcheck.problem import Problem
 
@@ -218,7 +219,8 @@ def bitwise_suffix(judged: Judged) -> Record:
     bad = differing(after.out, before.out).any(-1)
     if after.lse is not None and before.lse is not None:
         bad = bad | differing(after.lse, before.lse)
-    bad = bad & ~rows
+    owed = ~rows & ~(_may_leave_score_format(judged, p) | _may_leave_score_format(judged, own))
+    bad = bad & owed
     if bool(bad.any()):
         index = bad.nonzero()[0].tolist()
         return failed(
@@ -226,4 +228,22 @@ def bitwise_suffix(judged: Judged) -> Record:
             judged,
             f"other keys from {cut} on change row {index}, which sees none ({int(bad.sum())} rows)",
         )
-    return passed(name, judged, f"{int((~rows).sum())} rows keep their bits")
+    if not bool(owed.any()):
+        return not_applicable(name, "hidden scores may leave the format of the scores in every row")
+    return passed(name, judged, f"{int(owed.sum())} rows keep their bits")
+
+
+def _may_leave_score_format(judged: Judged, problem: Problem) -> Tensor:
+    """Rows (batch, heads, num_queries) of which a score, hidden ones included, may come out infinite.
+
+    A kernel that hides by adding -inf turns such a score into NaN; only one that isolates non-finite values
+    promises otherwise. Half of the format's range leaves room for the rounding of the sum.
+    """
+    rows = torch.zeros(problem.q.shape[:3], dtype=torch.bool, device=problem.q.device)
+    fmt = judged.rules.arithmetic.score_format or FP32
+    if judged.kernel.capabilities.isolates_nonfinite:
+        return rows
+    keys = problem.k.double().repeat_interleave(problem.group, dim=1)
+    scores = problem.q.double() @ keys.mT
+    largest = scores.abs().amax(-1) * max(1.0, abs(problem.effective_scale))
+    return ~(largest * judged.rules.arithmetic.score_scale < fmt.max_finite / 2)

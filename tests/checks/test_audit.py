@@ -23,7 +23,8 @@ def text(rows: list[audit.AuditRow]) -> str:
 
 
 def run(names: tuple[str, ...], rivals: bool = False, file: Path | None = None) -> int:
-    return run_audit(names, rivals, None, False, file, Console(file=io.StringIO()), Console(file=io.StringIO()))
+    stdout, stderr = Console(file=io.StringIO()), Console(file=io.StringIO())
+    return run_audit(names, rivals, None, False, file, stdout, stderr)
 
 
 @pytest.fixture(name="only")
