@@ -38,7 +38,9 @@ def fuzz(
     ] = "",
     timeout: Annotated[
         float,
-        typer.Option(min=1.0, help="Seconds after which a case counts as hanging.", rich_help_panel=PLAN),
+        typer.Option(
+            min=1.0, help="Seconds after which a call of the kernel counts as hanging.", rich_help_panel=PLAN
+        ),
     ] = 60.0,
     seed: Annotated[
         int | None,

@@ -14,10 +14,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from flashcheck.checks import Judged
 from flashcheck.errors import ArgumentError
@@ -28,8 +28,14 @@ from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.kernel import Capabilities, Kernel
 from flashcheck.problem import Problem
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 DEFAULT_LIMIT = 60.0
-"""Seconds for one case; a first call on a GPU may have to compile."""
+"""Seconds for one call of the kernel; a first call on a GPU may have to compile."""
+
+JUDGE_LIMIT = 600.0
+"""Seconds for a whole case, beyond which the process is given up: mpmath may need minutes for one row."""
 
 WATCHING = ("isolation.unwritten", "isolation.gradients_unwritten")
 """Checks that watch what a kernel allocates: torch imports its compiler for that, which takes seconds."""
@@ -59,7 +65,8 @@ class Runner:
     Args:
         name: the kernel's, as typed.
         device: where it runs.
-        limit: seconds for one case; past them the process is ended, and that is a finding.
+        limit: seconds for one call of the kernel; past them the process is ended, and that is a finding. The
+            judge's own time does not count.
         log: receives what the kernel prints, and the traceback of a crash.
         method: how its process starts; None: forked where that exists.
         against: name of a second kernel that every case is compared with, or "".
@@ -131,10 +138,10 @@ class Runner:
             self._start()
         try:
             self._pipe.send((limit, request))
-            if self._pipe.poll(limit + _GRACE):
+            if self._pipe.poll(limit + JUDGE_LIMIT):
                 return self._pipe.recv()
-            self._process.kill()
-            died = f"hang: no answer within {limit:g} s"
+            self._process.kill()  # not even SIGALRM ended the call
+            died = f"hang: no answer within {limit + JUDGE_LIMIT:g} s"
         except (EOFError, ConnectionError, OSError):
             died = ""
         self._process.join(_GRACE)
@@ -224,6 +231,9 @@ def _serve(
     except Exception as error:
         pipe.send(f"{type(error).__name__}: {error}")
         return
+    clock = _CallClock()
+    kernel = clock.limits(kernel)
+    other = None if other is None else clock.limits(other)
     signature_of = kernel.signature
     versions = f"torch {torch.__version__}"
     pipe.send(
@@ -240,14 +250,37 @@ def _serve(
     }
     while True:
         try:
-            limit, (what, *arguments) = pipe.recv()
+            clock.limit, (what, *arguments) = pipe.recv()
         except (EOFError, OSError):
             os._exit(0)
-        # Not a thread: a kernel that hangs may hold the interpreter's lock. SIGALRM ends the process.
-        signal.setitimer(signal.ITIMER_REAL, limit)
-        answer = answers[what](*arguments)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        pipe.send(answer)
+        pipe.send(answers[what](*arguments))
+
+
+class _CallClock:
+    """Ends the process where one call of a kernel outlasts the limit; the judge takes the time it needs."""
+
+    def __init__(self) -> None:
+        self.limit = DEFAULT_LIMIT
+
+    def limits(self, kernel: Kernel) -> Kernel:
+        backward = None if kernel.backward is None else self._limited(kernel.backward)
+        return replace(kernel, forward=self._limited(kernel.forward), backward=backward)
+
+    def _limited(self, call: Callable[P, T]) -> Callable[P, T]:
+        import torch
+
+        def limited(*args: P.args, **kwargs: P.kwargs) -> T:
+            # Not a thread: a kernel that hangs may hold the interpreter's lock. SIGALRM ends the process.
+            signal.setitimer(signal.ITIMER_REAL, self.limit)
+            try:
+                result = call(*args, **kwargs)
+                if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                    torch.cuda.synchronize()  # a launch returns at once, and hangs later
+                return result
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+
+        return limited
 
 
 def _survivable(report: CaseReport) -> CaseReport:

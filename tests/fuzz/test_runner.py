@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from flashcheck.fuzz import runner as runner_module
 from flashcheck.fuzz.case import FuzzCase
+from flashcheck.fuzz.judge import CaseReport
 from flashcheck.fuzz.runner import KernelLoadError, Runner
 from flashcheck.inputs.spec import ProblemSpec
 
@@ -51,6 +55,25 @@ def test_a_death_is_a_failure_and_the_next_case_is_judged(
         assert any("segfaults" in line for line in failure.evidence), failure.evidence
     assert alive.judge(GOOD).failure is None
     assert alive.restarts == 1
+
+
+def test_the_judges_own_time_is_no_hang(
+    runner: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge_case = runner_module.judge_case
+
+    def slow(*args: Any) -> CaseReport:
+        report = judge_case(*args)
+        time.sleep(1.5)
+        return report
+
+    monkeypatch.setattr(runner_module, "judge_case", slow)  # the runner's process is forked with it
+    patient = runner("hang", limit=1.0)
+    assert patient.judge(GOOD).failure is None
+    assert patient.restarts == 0
+    failure = patient.judge(DEADLY).failure
+    assert failure is not None
+    assert "no answer within 1 s" in failure.message
 
 
 def test_a_kernel_that_does_not_load_says_why(runner: Callable[..., Runner]) -> None:
