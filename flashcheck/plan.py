@@ -134,7 +134,7 @@ def _specs(
     level: Level,
     max_cases: int | None,
     seed: int,
-    edges: tuple[tuple[int, int], ...],
+    edges: tuple[tuple[Wishes, str], ...],
 ) -> tuple[list[tuple[ProblemSpec, str]], tuple[str, ...], int]:
     """Specs with what each is there for; declared features without a legal problem; excluded combinations."""
     rng = random.Random(f"{seed}/{dtype}")
@@ -153,10 +153,10 @@ def _specs(
         if spec.family in unused:
             unused.remove(spec.family)
         specs.append((spec, label))
-    for lengths in edges if level.strength > 1 else ():
-        spec = _legal(rng, capabilities, dtype, Wishes(lengths=lengths, family=_next(unused, families, rng)))
+    for wishes, label in edges if level.strength > 1 else ():
+        spec = _legal(rng, capabilities, dtype, replace(wishes, family=_next(unused, families, rng)))
         if spec is not None:
-            specs.append((spec, f"tile edge {lengths[0]} x {lengths[1]}"))
+            specs.append((spec, label))
     # A given number of problems is kept to; combinations that then stay open make a run incomplete.
     covering = Covering.of(capabilities, level.strength)
     for spec, _ in specs:
@@ -175,8 +175,12 @@ def _specs(
     return specs[:total], tuple(missing), len(covering.forbidden)
 
 
-def tile_edges(kernel: Kernel, dtype: str, device: str) -> tuple[tuple[int, int], ...]:
-    """(Nq, Nk) just under, at and just over the tile sizes that the kernel declares, and over two of them."""
+def tile_edges(kernel: Kernel, dtype: str, device: str) -> tuple[tuple[Wishes, str], ...]:
+    """Problems about the tile sizes that the kernel declares, and what each is there for.
+
+    (Nq, Nk) just under, at and just over them, and over two of them. With windows also one that hides the
+    first key tile that a query tile visits from all of its rows but one: their running maximum is then -inf.
+    """
     low, high = kernel.capabilities.head_dim
     dim = min(max(64, low), high)
     spec = ProblemSpec(dtype=dtype, num_queries=128, num_keys=128, head_dim=dim, value_dim=dim)
@@ -190,7 +194,21 @@ def tile_edges(kernel: Kernel, dtype: str, device: str) -> tuple[tuple[int, int]
     edges += [(t + step, 17) for t in rows for step in (-1, 1)]
     if not kernel.capabilities.cross_lengths:
         edges = [(max(pair), max(pair)) for pair in edges if max(pair) <= 257]
-    return tuple(dict.fromkeys(pair for pair in edges if min(pair) > 0))
+    legal = dict.fromkeys(pair for pair in edges if min(pair) > 0)
+    wanted = [(Wishes(lengths=pair), f"tile edge {pair[0]} x {pair[1]}") for pair in legal]
+    for keys in sizes if "window" in kernel.capabilities.options else ():
+        wanted.append(
+            (_hidden_tile(keys, rows[0] if rows else keys, dim), "a window that hides a visited tile")
+        )
+    return tuple(wanted)
+
+
+def _hidden_tile(keys: int, queries: int, head_dim: int) -> Wishes:
+    """The first row of a query tile sees the last key of a key tile, and its other rows see none of it."""
+    first = -(-keys // queries) * queries  # a query tile begins here, with a whole key tile before it
+    length = first + max(queries // 2, 2)
+    left = (first + 1) % keys  # row ``first`` begins at key first - left, which is -1 modulo ``keys``
+    return Wishes(option="window", window=(left, 8), lengths=(length, length), head_dim=head_dim)
 
 
 def _next(unused: list[str], families: list[str], rng: random.Random) -> str:

@@ -64,6 +64,7 @@ class Wishes:
     head_dim: int | None = None
     value_dim_differs: bool | None = None
     lengths: tuple[int, int] | None = None
+    window: tuple[int, int] | None = None
     scale: float | None = None
     without: Without | None = None
     empty_rows: bool = False
@@ -175,7 +176,7 @@ def _options(
     if wanted("mask", 0.25):
         chosen["mask"] = "holes" if wishes.empty_rows and "holes" in masks else rng.choice(masks)
     if wanted("window", 0.2):
-        chosen["window"] = rng.choice(WINDOWS)
+        chosen["window"] = wishes.window or rng.choice(WINDOWS)
     if wanted("bias", 0.2):
         chosen["bias"] = rng.choice((True, *BIAS_KINDS))
     if wanted("alibi_slopes", 0.2):

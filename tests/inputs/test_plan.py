@@ -9,7 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from flashcheck import emulator
+from flashcheck.arithmetic import flash
 from flashcheck.checks import CHECKS
+from flashcheck.formats import BF16
 from flashcheck.inputs.combinations import (
     Covering,
     all_combinations,
@@ -160,3 +163,21 @@ def test_keys_are_read_off_wide_values_first() -> None:
     for specs, expected in (((narrow, wide), 1), ((wide, narrow), 0)):
         chosen = assigned(specs, first_dtype=False)
         assert [i for i, names in enumerate(chosen) if "influence.forward" in names] == [expected]
+
+
+@pytest.mark.parametrize(("keys", "queries"), [(64, 64), (32, 64), (64, 32), (128, 64), (48, 80)])
+def test_a_window_hides_a_visited_tile_from_later_rows_of_a_query_tile(keys: int, queries: int) -> None:
+    kernel = replace(
+        emulator.KERNELS["emulator.flash.bf16"](),
+        arithmetic=lambda _: replace(flash(BF16), block_keys=keys, block_queries=queries),
+    )
+    plan = make_plan(kernel, "standard", max_cases=60)
+    chosen = [case.spec for case in plan.cases if case.reason == "a window that hides a visited tile"]
+    assert chosen
+    problem = chosen[0].build()
+    row = -(-keys // queries) * queries  # the first of a query tile
+    first_key = row - problem.window[0]
+    end_of_tile = (first_key // keys + 1) * keys
+    assert 0 <= first_key < end_of_tile
+    assert problem.num_queries > row + 1
+    assert all(later - problem.window[0] >= end_of_tile for later in range(row + 1, problem.num_queries))
