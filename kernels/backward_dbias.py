@@ -233,7 +233,7 @@ def launch_dbias(
     q, k, v, dout = gradients.q, gradients.k, gradients.v, gradients.dout
     packed = options.cu_q is not None
     bias_batch, bias_heads, rows, columns = bias.shape
-    row_bias, key_bias = rows > 1 or options.longest_q <= 1, columns > 1 or options.longest_k <= 1
+    row_bias, key_bias = rows > 1, columns > 1
     # Pairs across packed segments have no bias gradient; a bias common to all of them gets one part each.
     parts = options.segments if packed and not (row_bias or key_bias) else bias_batch
     dbias = torch.zeros((parts, bias_heads, rows, columns), dtype=torch.float32, device=q.device)

@@ -32,6 +32,7 @@ def _interrupts() -> None:
 
     def forward(problem: Problem) -> ForwardResult:
         if next(calls) == 5:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits "ignored"
             os.kill(os.getpid(), signal.SIGINT)
         return attend(problem)
 
