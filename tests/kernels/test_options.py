@@ -166,7 +166,7 @@ SHORT = [([0, 5, 5, 17], [0, 1, 1, 2]), ([0, 1, 2, 2], [0, 9, 9, 17]), ([0, 1, 2
 @pytest.mark.parametrize("broadcast", [(True, True), (True, False), (False, True), (False, False)], ids=str)
 @pytest.mark.parametrize("ends", SHORT, ids=str)
 def test_gradient_of_a_bias_on_segments_of_one_query_or_key(ends, broadcast, device):
-    """A dimension of 1 is broadcast even where no segment is longer: its gradient has one place, no offset."""
+    """A dimension of 1 is broadcast even where no segment is longer: its gradient has one place."""
     cu_q, cu_k = (torch.tensor(x, device=device, dtype=torch.int32) for x in ends)
     nq, nk = ends[0][-1], ends[1][-1]
     shape = (1, 1, 1 if broadcast[0] else nq, 1 if broadcast[1] else nk)
