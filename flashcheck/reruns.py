@@ -82,6 +82,7 @@ _SUITS: dict[str, Callable[[ProblemSpec], bool]] = {
 
 _PREFERS: dict[str, Callable[[ProblemSpec], bool]] = {
     "isolation.buffers": lambda s: s.key_lengths is not None and min(s.key_lengths) < s.num_keys,
+    "bitwise.orders": lambda s: s.batch > 1,  # pages of one sequence are not told from another's
 }
 """Problems on which a check sees more: one of these first, where the plan has one."""
 

@@ -72,7 +72,7 @@ MATH_CAPABILITIES = Capabilities(
     lse=False,
     empty_rows=True,
     cross_lengths=True,
-    zero_length=True,
+    zero_length=False,  # O is then (q.sum() + ...) * 0, NaN where the sum overflows: golden/findings/010
     any_strides=True,
     # Masks are additive: NaN + -inf is NaN, in every row.
     isolates_nonfinite=False,

@@ -120,15 +120,24 @@ def test_flash_lse_of_an_empty_row_is_zero_so_empty_rows_are_not_declared() -> N
     assert not kernel.capabilities.empty_rows
 
 
-def test_math_handles_empty_rows_and_no_keys() -> None:
+def test_math_handles_empty_rows() -> None:
     kernel = load("torch.sdpa.math")
     mask = torch.ones(1, 1, 37, 53, dtype=torch.bool)
     mask[..., 5, :] = False
     assert (kernel.forward(problem_with(mask=mask)).out[:, :, 5] == 0).all()
-    p = problem_with()
-    empty = Problem(p.q, p.k[:, :, :0], p.v[:, :, :0])
-    assert (kernel.forward(empty).out == 0).all()
-    assert kernel.capabilities.refuses(empty) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_math_without_keys_sums_q_in_its_own_format_so_zero_length_is_not_declared(
+    dtype: torch.dtype,
+) -> None:
+    kernel = load("torch.sdpa.math")
+    k = torch.zeros(1, 2, 0, 64, dtype=dtype)
+    q = torch.ones(1, 2, 17, 64, dtype=dtype)
+    assert (kernel.forward(Problem(q, k, k)).out == 0).all()
+    large = Problem(q * (torch.finfo(dtype).max / 8), k, k)
+    assert kernel.forward(large).out.isnan().all()
+    assert kernel.capabilities.refuses(large) is not None
 
 
 def test_flash_refuses_what_would_kill_or_mislead_the_operator() -> None:
