@@ -185,7 +185,7 @@ def _kernel_part(kernel: Kernel, device: str, load_name: str) -> KernelPart:
     return KernelPart(
         name=kernel.name,
         load_name=load_name,
-        source=kernel.source,
+        source=_shown(kernel.source),
         source_sha256=_hash(kernel.source),
         capabilities=_plain(kernel.capabilities.describe()),
         arithmetic=arithmetic,
@@ -213,6 +213,13 @@ def undeclared(kernel: Kernel) -> list[str]:
     }
     absent += [name for name, declared in features.items() if not declared]
     return absent + [f"{a} together with {b}" for a, b in c.not_together]
+
+
+def _shown(source: str) -> str:
+    """A file below the working folder by its path from there: a certificate is read on other machines."""
+    path = Path(source)
+    here = Path.cwd()
+    return path.relative_to(here).as_posix() if path.is_relative_to(here) else source
 
 
 def _hash(source: str) -> str:

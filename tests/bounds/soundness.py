@@ -25,6 +25,7 @@ from flashcheck import emulator
 from flashcheck.checks import Judged
 from flashcheck.checks.rms import RmsTally
 from flashcheck.checks.score_tests import ScoreTally
+from flashcheck.files import write_atomically
 from flashcheck.inputs.problems import Wishes, draw_spec, families_for
 from flashcheck.inputs.values import FAMILIES
 from flashcheck.kernel import Kernel
@@ -139,9 +140,7 @@ class Run:
             "faults": self.faults,
             "lines": {key: line.to_json() for key, line in sorted(self.lines.items())},
         }
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
-        temporary.write_text(json.dumps(data, indent=1))
-        temporary.replace(self.path)
+        write_atomically(self.path, json.dumps(data, indent=1))
 
     def kernel(self, name: str) -> Kernel:
         if name not in self.kernels:

@@ -35,6 +35,7 @@ from flashcheck.checks.rms import RmsTally
 from flashcheck.checks.score_tests import ScoreTally
 from flashcheck.devices import choose_device, interpret_without_gpu
 from flashcheck.errors import ArgumentError
+from flashcheck.files import write_atomically
 from flashcheck.inputs.problems import Wishes, Without, draw_spec, families_for
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.values import FAMILIES
@@ -222,9 +223,7 @@ class Run:
             "checks": dict(sorted(self.checks.items())),
             "sources": {name: source.to_json() for name, source in self.sources.items()},
         }
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
-        temporary.write_text(json.dumps(data, indent=1))
-        temporary.replace(self.path)
+        write_atomically(self.path, json.dumps(data, indent=1))
 
     @property
     def checks(self) -> Counter[str]:

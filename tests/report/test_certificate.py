@@ -151,3 +151,12 @@ def test_writing_replaces_whole_files(tmp_path: Path, honest: Certificate) -> No
     write(honest, path)
     assert [p.name for p in path.parent.iterdir()] == ["c.json"]
     assert read(path) == honest
+
+
+def test_a_kernels_file_is_told_from_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert build._shown(str(tmp_path / "mine" / "kernel.py")) == "mine/kernel.py"
+    assert build._shown(str(tmp_path.parent / "kernel.py")) == str(tmp_path.parent / "kernel.py")
+    assert build._shown("torch 2.13.0 matmul, softmax") == "torch 2.13.0 matmul, softmax"
