@@ -23,7 +23,7 @@ from flashcheck import emulator
 from flashcheck.checks import Judged
 from flashcheck.checks.rms import RmsTally
 from flashcheck.checks.score_tests import ScoreTally
-from flashcheck.devices import choose_device, interpret_without_gpu
+from flashcheck.devices import choose_device, device_lost, interpret_without_gpu
 from flashcheck.files import write_atomically
 from flashcheck.inputs.problems import Wishes, draw_spec, families_for
 from flashcheck.inputs.values import FAMILIES
@@ -200,6 +200,9 @@ class Run:
             while self.done < cases:
                 self.case(self.done)
                 self.done += 1
+                if device_lost():
+                    self.faults.append(f"case {self.done - 1}: the GPU is lost to this process")
+                    break
                 now = time.perf_counter()
                 self.seconds = before + now - started
                 if now - saved > _SAVE_EVERY:

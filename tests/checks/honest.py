@@ -33,7 +33,7 @@ from flashcheck.checks import CHECKS, Judged, Record
 from flashcheck.checks.bias import BiasTally
 from flashcheck.checks.rms import RmsTally
 from flashcheck.checks.score_tests import ScoreTally
-from flashcheck.devices import choose_device, interpret_without_gpu
+from flashcheck.devices import choose_device, device_lost, interpret_without_gpu
 from flashcheck.errors import ArgumentError
 from flashcheck.files import write_atomically
 from flashcheck.inputs.problems import Wishes, Without, draw_spec, families_for
@@ -313,6 +313,10 @@ class Run:
             while self.done < cases:
                 self.case(self.done)
                 self.done += 1
+                if device_lost():
+                    name = self.order[(self.done - 1) % len(self.order)]
+                    self.sources[name].fails(f"case {self.done - 1}: the GPU is lost to this process")
+                    break
                 self.seconds, self.wall = time.process_time() - cpu, time.perf_counter() - wall
                 if time.perf_counter() - saved > _SAVE_EVERY:
                     saved = time.perf_counter()
