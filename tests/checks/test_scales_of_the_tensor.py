@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flashcheck import emulator
-from flashcheck.arithmetic import IEEE, Arithmetic, flash
+from flashcheck.arithmetic import IEEE, flash
 from flashcheck.checks import CHECKS, Judged
 from flashcheck.formats import BF16, E4M3
 from flashcheck.inputs.spec import ProblemSpec
