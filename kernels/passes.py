@@ -18,7 +18,7 @@ from kernels.hopper.backward_dq import launch_hopper_dq
 from kernels.hopper.calls import takes
 from kernels.hopper.forward import launch_hopper_forward
 from kernels.operands import Gradients
-from kernels.options import check_gradients, check_tensors, parse_options
+from kernels.options import check_gradients, check_tensors, parse_options, read_anew
 from kernels.quantise import prepare
 from kernels.score_path import ScorePath, parse_score_path
 
@@ -31,6 +31,7 @@ def run_forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor
     interpreter.repair()
     if not path.converts and takes(q, k, v, parsed):
         return launch_hopper_forward(q, k, v, parsed)
+    parsed = read_anew(parsed)
     return launch_forward(prepare(q, k, v, parsed, path), parsed, path)
 
 
@@ -59,6 +60,7 @@ def run_backward(
         dq = launch_hopper_dq(dout, q, k, v, lse, delta, parsed)
         dk, dv = launch_hopper_dkdv(dout, q, k, v, lse, delta, parsed)
         return {"dq": dq, "dk": dk, "dv": dv}
+    parsed = read_anew(parsed)
     operands = prepare(q, k, v, parsed, path)
     rounded = path.operand == "tf32"
     given = (operands.q, operands.k, operands.v) if rounded else (q, k, v)

@@ -131,6 +131,12 @@ _HOPPER_FORWARD: dict[int, tuple[tuple[int, Tile], ...]] = {
     128: ((0, Tile(64, 64, 4, 3)),),
     256: ((0, Tile(128, 64, 8, 2)),),
 }
+# The same of packed segments: as many keys as the portable forward's, whatever the lengths. Not yet swept.
+_HOPPER_PACKED: dict[int, Tile] = {
+    64: Tile(64, 64, 4, 2),
+    128: Tile(64, 64, 4, 3),
+    256: Tile(128, 64, 8, 2),
+}
 # The backward of kernels/hopper, 16-bit: (kernel, padded head dim) -> tile of calls that see all keys, and of
 # calls with a band (causal, window). The fastest of `kernels.bench.sweep` on an H200 (geometric mean over 1k,
 # 4k and 16k), judged and repeated; 8 warps in the backward where those cost under 5 %. 256 is not yet swept.
@@ -233,13 +239,22 @@ def hopper_has(element_bytes: int, head_dim: int, value_dim: int) -> bool:
 
 
 def hopper_tile(
-    kernel: str, device_type: str, head_dim: int, banded: bool, num_queries: int, num_keys: int
+    kernel: str,
+    device_type: str,
+    head_dim: int,
+    banded: bool,
+    num_queries: int,
+    num_keys: int,
+    packed: bool = False,
 ) -> Tile:
-    """The tile of a kernel of kernels/hopper: ``"forward"``, ``"dq"`` or ``"dkdv"``."""
+    """The tile of a kernel of kernels/hopper: ``"forward"``, ``"dq"`` or ``"dkdv"``.
+
+    ``packed``: the segments' lengths are not known, and the tile depends on no length.
+    """
     if architecture(device_type) == "interpreter":
         return Tile(_interpreter_side(num_queries), _interpreter_side(num_keys))
     if kernel == "forward":
-        return _hopper_forward_tile(head_dim, num_keys)
+        return _HOPPER_PACKED[padded(head_dim)] if packed else _hopper_forward_tile(head_dim, num_keys)
     return _HOPPER[kernel, padded(head_dim)][banded]
 
 

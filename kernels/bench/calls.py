@@ -38,7 +38,7 @@ def call(
     if kernel == "dq":
         return lambda: (launch_hopper_dq(dout, q, k, v, lse, delta, options, tile, section),)
     if kernel == "packed":
-        return _packed(q, k, v, options, tile)
+        return _packed(q, k, v, options, tile, section)
     q, k, v = (x.to(FP8_DTYPE) for x in (q, k, v))
     if kernel == "fp8-columns":
         v = v.mT.contiguous().mT
@@ -47,17 +47,16 @@ def call(
 
 
 def _packed(
-    q: Tensor, k: Tensor, v: Tensor, options: Options, tile: Tile
+    q: Tensor, k: Tensor, v: Tensor, options: Options, tile: Tile, section: int | None
 ) -> Callable[[], tuple[Tensor, ...]]:
     """The batch as segments of a batch of 1."""
     batch, heads, num_queries, dim = q.shape
     ends = [torch.arange(batch + 1, dtype=torch.int32, device=q.device) * x.shape[2] for x in (q, k)]
-    packed = replace(options, cu_q=ends[0], cu_k=ends[1])
-    path = plain_path(q.dtype)
-    operands = Operands(*(x.transpose(0, 1).flatten(1, 2)[None].contiguous() for x in (q, k, v)))
+    packed = replace(options, cu_q=ends[0], cu_k=ends[1], segments=batch)
+    flat = [x.transpose(0, 1).flatten(1, 2)[None].contiguous() for x in (q, k, v)]
 
     def run() -> tuple[Tensor, ...]:
-        out, lse = launch_forward(operands, packed, path, tile)
+        out, lse = launch_hopper_forward(flat[0], flat[1], flat[2], packed, tile, section)
         return (
             out.view(heads, batch, num_queries, dim).transpose(0, 1),
             lse.view(heads, batch, num_queries).transpose(0, 1),

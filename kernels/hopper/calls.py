@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -26,7 +27,7 @@ def takes(q: Tensor, k: Tensor, v: Tensor, options: Options, *others: Tensor) ->
 def possible(q: Tensor, k: Tensor, v: Tensor, options: Options, *others: Tensor) -> bool:
     """Whether the kernels cover the options, dtype and dims, and the copy engine can read all tensors."""
     return (
-        simple(options)
+        (simple(options) or packed(options))
         and q.element_size() == 2
         and q.shape[3] == v.shape[3]
         and padded(q.shape[3]) in HOPPER_HEAD_DIMS
@@ -40,10 +41,21 @@ def simple(options: Options) -> bool:
     return options.plain and not options.data_mask and dense and options.sink is None
 
 
+def packed(options: Options) -> bool:
+    """`simple`, but for packed segments."""
+    return options.cu_q is not None and simple(replace(options, cu_q=None, cu_k=None))
+
+
 def simple_by_name(given: Mapping[str, Any]) -> bool:
     """`simple`, asked of the options as a user gives them."""
     scale = given.get("scale")
     return set(given) <= {"scale", "causal", "window"} and (scale is None or is_plain_factor(scale * LOG2E))
+
+
+def packed_by_name(given: Mapping[str, Any]) -> bool:
+    """`packed`, asked of the options as a user gives them."""
+    rest = {name: x for name, x in given.items() if name not in {"cu_seqlens_q", "cu_seqlens_k"}}
+    return given.get("cu_seqlens_q") is not None and simple_by_name(rest)
 
 
 def _readable(x: Tensor) -> bool:
