@@ -40,9 +40,10 @@ def by_operator(problem: Problem, out: Tensor, lse: Tensor) -> Mapping[str, Tens
     block_mask = block_mask_of(p) or _create_empty_block_mask(p.q, p.k)
     # As the function's own autograd traces the derivative: on a score of the inputs' dtype.
     score = p.q.new_zeros((), requires_grad=True)
-    indices = tuple(p.q.new_zeros((), dtype=torch.int) for _ in range(4))
+    b, h, i, j = (p.q.new_zeros((), dtype=torch.int) for _ in range(4))
+    joint_graph: Any
     with torch.enable_grad(), TransformGetItemToIndex():
-        forward_graph, joint_graph = create_fw_bw_graph(score_mod, (score, *indices), ())
+        forward_graph, joint_graph = create_fw_bw_graph(score_mod, (score, b, h, i, j), ())
     with torch.no_grad():
         dq, dk, dv, _ = flex_attention_backward(
             p.q,
