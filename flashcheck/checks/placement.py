@@ -15,6 +15,7 @@ from flashcheck.checks.record import Record
 from flashcheck.checks.registry import check, failed, not_applicable, passed
 from flashcheck.formats import FP32
 from flashcheck.kernel import ForwardResult
+from flashcheck.operands import same_scales
 from flashcheck.problem import Problem
 
 
@@ -61,6 +62,8 @@ def bitwise_batch(judged: Judged) -> Record:
         if text == "permuted" and len(some) == len(those) == 1:
             continue
         moved, heads = rearranged(problem, some, those)
+        if not same_scales(problem, moved, judged.rules.arithmetic):
+            continue
         got = judged.run(moved)
         fault = _same(got, _picked(judged.result, some, heads))
         if fault:
@@ -223,6 +226,9 @@ def bitwise_suffix(judged: Judged) -> Record:
     size = math.sqrt(max(abs(p.effective_scale), 1e-3))
     own.k[:, :, cut:] = (normal(p.k, p.seed + 22).double() / size).to(p.k.dtype)[:, :, cut:]
     own.v[:, :, cut:] = normal(p.v, p.seed + 23)[:, :, cut:]
+    if not same_scales(p, own, judged.rules.arithmetic):
+        for mine, x in ((own.k, p.k), (own.v, p.v)):  # other values of the same size
+            mine[:, :, cut:] = (-x.double().roll(1, -1)).to(x.dtype)[:, :, cut:]
     after = judged.run(own)
     bad = differing_numbers(after.out, before.out).any(-1)
     if after.lse is not None and before.lse is not None:

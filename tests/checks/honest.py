@@ -45,7 +45,17 @@ from flashcheck.report.build import versions
 from flashcheck.reruns import ALTERNATE, suits
 
 SEED = 90210
-OWN = ("kernels:flash_attention",)
+OWN = (
+    "kernels:flash_attention",
+    "kernels:flash_attention_e4m3",
+    "kernels:flash_attention_e5m2",
+    "kernels:flash_decode",
+    "kernels:score_fp16",
+    "kernels:score_bf16",
+    "kernels:score_tf32",
+    "kernels:score_e4m3",
+    "kernels:score_e5m2",
+)
 PARTS = dict.fromkeys(emulator.KERNELS, 10) | {
     "torch.sdpa.flash": 25,
     "torch.sdpa.math": 25,
