@@ -127,13 +127,15 @@ class GradientSum:
             weights, other = by_kv_head(self.problem, weights), by_kv_head(self.problem, other)
         return product_above(weights, other, transposed=True) if above else weights.mT @ other
 
-    def rough(self, weights: Tensor) -> Tensor:
-        """factor * weights times other, to single precision."""
-        rows = by_kv_head(self.problem, weights)
+    def rough(self, weights: Tensor, *, per_head: bool = False) -> Tensor:
+        """factor * weights times other, to single precision; ``per_head`` as in ``apply``."""
         if self.over_keys:
+            rows = by_kv_head(self.problem, weights)
             return by_head(self.problem, signed_product(rows, self.other)).mul_(self.factor)
-        other = by_kv_head(self.problem, self.other)
-        return signed_product(rows, other, transposed=True).mul_(self.factor)
+        other = self.other
+        if not per_head:
+            weights, other = by_kv_head(self.problem, weights), by_kv_head(self.problem, other)
+        return signed_product(weights, other, transposed=True).mul_(self.factor)
 
     def error(self, exact: Tensor, size: Tensor, slack: Tensor) -> Tensor:
         """Terms [G1] to [G5]: error of the sum before it is stored; shape of the gradient.
@@ -181,7 +183,11 @@ class GradientSum:
         if not (self.unit.alignment or self.unit.flush_subnormals):
             return 0.0
         weights, other = self.formats
-        unit = 1 / self.arithmetic.probability_scale if self.name == "dv" else 1.0
+        unit = 1.0
+        if self.name == "dv":
+            unit = 1 / self.arithmetic.probability_scale
+        elif self.arithmetic.scaled_grad_score_format is not None and self.factor:
+            unit = 1 / abs(self.factor)  # stored are dS times the scale
         return subnormal_error(
             self.unit,
             operand(size + slack, weights, least=size - slack, unit=unit),
@@ -224,7 +230,7 @@ class GradientSum:
 def gradient_sums(problem: Problem, arithmetic: Arithmetic, machine: Machine) -> dict[str, GradientSum]:
     """dq, dk and dv by name."""
     p_operand = arithmetic.product_format or arithmetic.probability_format
-    ds_operand = arithmetic.product_format or arithmetic.grad_score_format or arithmetic.probability_format
+    ds_operand = arithmetic.product_format or arithmetic.grad_operand_format
     p_unit, ds_unit = machine.accumulator(p_operand), machine.accumulator(ds_operand)
     scale = problem.effective_scale
     narrow = ds_operand, arithmetic.product_format or arithmetic.input_format

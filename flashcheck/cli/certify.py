@@ -17,7 +17,7 @@ def certify(
         typer.Argument(
             metavar="[KERNEL]...",
             help="package.module:attribute, path/file.py:attribute or a built-in name; "
-            "default: kernels in [tool.flashcheck] of ./pyproject.toml.",
+            "default: kernels in the table tool.flashcheck of ./pyproject.toml.",
         ),
     ] = None,
     level: Annotated[

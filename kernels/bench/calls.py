@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernels.forward_kernel import launch_forward
 from kernels.hopper.backward_dkdv import launch_hopper_dkdv
 from kernels.hopper.backward_dq import launch_hopper_dq
-from kernels.hopper.forward import launch_hopper_forward
+from kernels.hopper.forward import launch_hopper_forward, launch_hopper_products
 from kernels.operands import Operands
 from kernels.options import Options
+from kernels.quantise import columns
 from kernels.score_path import plain_path
 from kernels.tuning import Tile
 
@@ -28,7 +28,7 @@ def call(
     """A launch of ``kernel``, a name of `kernels.bench.candidates`; results are laid out as the tensors are.
 
     Args:
-        section: heads that run side by side, None for the default; the portable forward has none.
+        section: heads that run side by side, None for the default.
     """
     dout, q, k, v, lse, delta = tensors
     if kernel == "forward":
@@ -40,10 +40,9 @@ def call(
     if kernel == "packed":
         return _packed(q, k, v, options, tile, section)
     q, k, v = (x.to(FP8_DTYPE) for x in (q, k, v))
-    if kernel == "fp8-columns":
-        v = v.mT.contiguous().mT
     path = plain_path(FP8_DTYPE)
-    return lambda: launch_forward(Operands(q, k, v), options, path, tile)
+    operands = Operands(q, k, columns(v))
+    return lambda: launch_hopper_products(operands, options, path, tile, section)
 
 
 def _packed(

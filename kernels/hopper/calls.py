@@ -9,10 +9,13 @@ from typing import Any
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.operands import Operands
 from kernels.options import LOG2E, Options, is_plain_factor
+from kernels.score_path import FP8, ScorePath
 from kernels.tuning import HOPPER_HEAD_DIMS, architecture, hopper_has, padded
 
 _ALIGNMENT = 16  # bytes, of a descriptor's base and strides
+_SCALES_OF_ROWS = 2  # of `ScorePath.scales_mode`
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, options: Options, *others: Tensor) -> bool:
@@ -32,6 +35,37 @@ def possible(q: Tensor, k: Tensor, v: Tensor, options: Options, *others: Tensor)
         and q.shape[3] == v.shape[3]
         and padded(q.shape[3]) in HOPPER_HEAD_DIMS
         and all(_readable(x) for x in (q, k, v, *others))
+    )
+
+
+def takes_fp8(operands: Operands, options: Options, path: ScorePath) -> bool:
+    """Whether the Hopper forward runs a call whose products are fp8."""
+    return architecture(operands.q.device.type) == "sm90" and fp8_possible(operands, options, path)
+
+
+def fp8_possible(operands: Operands, options: Options, path: ScorePath) -> bool:
+    """`possible` of fp8 operands; v may lie in any way: it is copied where its keys are not contiguous."""
+    q, k, v = operands.q, operands.k, operands.v
+    return (
+        simple(options)
+        and path.operand in FP8
+        and path.scales_mode != _SCALES_OF_ROWS
+        and q.shape[3] == v.shape[3]
+        and padded(q.shape[3]) in HOPPER_HEAD_DIMS
+        and all(_readable(x) for x in (q, k))
+    )
+
+
+def columns_readable(v: Tensor) -> bool:
+    """Whether a descriptor can describe v with its keys contiguous."""
+    x = v.mT
+    return (
+        x.data_ptr() % _ALIGNMENT == 0
+        and x.stride(3) == 1
+        and all(
+            n == 1 or (stride > 0 and stride * x.element_size() % _ALIGNMENT == 0)
+            for n, stride in zip(x.shape[:3], x.stride()[:3], strict=True)
+        )
     )
 
 
@@ -77,6 +111,14 @@ def descriptor(x: Tensor, rows: int) -> TensorDescriptor:
     # The stride of a dimension of one entry is never used, but has to be legal.
     strides = [s if n > 1 else x.shape[3] for n, s in zip(x.shape[:3], x.stride()[:3], strict=True)]
     return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, padded(x.shape[3])])
+
+
+def columns_descriptor(v: Tensor, rows: int) -> TensorDescriptor:
+    """Tiles of ``rows`` keys of one (batch, head), a dim a row; what lies outside reads as zero."""
+    x = v.mT
+    aligned = -(-x.shape[3] // _ALIGNMENT) * _ALIGNMENT
+    strides = [s if n > 1 else aligned for n, s in zip(x.shape[:3], x.stride()[:3], strict=True)]
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, padded(x.shape[2]), rows])
 
 
 def section_heads(kv: Tensor, group: int, total_heads: int, budget: int = 32 << 20) -> int:

@@ -7,13 +7,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.hopper.calls import descriptor, section_heads
+from kernels.hopper.calls import columns_descriptor, descriptor, section_heads
 from kernels.hopper.order import work_item
 from kernels.hopper.packed import bounds, masked_rows, segment_of, slots
-from kernels.launch import device_of
+from kernels.launch import device_of, with_strides
 from kernels.masking import band_sees, row_sees_any, tile_range
+from kernels.operands import Operands
 from kernels.options import Options
+from kernels.rounding import to_operand
+from kernels.score_path import FP8, ScorePath, plain_path
 from kernels.softmax import maximum_in_log2, online_softmax_step, softmax_start
+from kernels.tiles import head_factors
 from kernels.tuning import Tile, hopper_tile, padded
 
 LN2 = tl.constexpr(0.6931471805599453)
@@ -45,6 +49,12 @@ def _hopper_forward_kernel(
     n_segments,
     p_v,
     s_v,
+    p_qf,
+    s_qf,
+    p_kf,
+    s_kf,
+    p_vf,
+    s_vf,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -53,6 +63,11 @@ def _hopper_forward_kernel(
     HAS_LEFT: tl.constexpr,
     HAS_RIGHT: tl.constexpr,
     PACKED: tl.constexpr,
+    FORMAT: tl.constexpr,
+    P_SCALE: tl.constexpr,
+    PROMOTE: tl.constexpr,
+    SCALES: tl.constexpr,
+    V_COLUMNS: tl.constexpr,
     HAS_TAIL: tl.constexpr,
     NEGATIVE: tl.constexpr,
     SUBTRACT_FIRST: tl.constexpr,
@@ -74,6 +89,7 @@ def _hopper_forward_kernel(
     i_m = i_t * BLOCK_M
     shift = n_keys - n_queries if BOTTOM_RIGHT else 0 * n_keys
 
+    sigma, _ = head_factors(sigma, 1.0, p_qf, s_qf, p_kf, s_kf, i_b, i_h, i_h // group, True, SCALES)
     o_m = i_m + tl.arange(0, BLOCK_M)
     o_n = tl.arange(0, BLOCK_N)
     b_q = d_q.load([i_b, i_h, q_start + i_m, 0]).reshape(BLOCK_M, BLOCK_D)
@@ -115,16 +131,27 @@ def _hopper_forward_kernel(
             if PACKED and i_part != 1:
                 # Weights of the next segment's rows are zero, but zero times their NaN is not.
                 b_v = masked_rows(p_v, s_v[2], k_start, i_n + o_n, n_keys, D, BLOCK_D)
+            elif V_COLUMNS:
+                b_v = d_v.load([i_b, i_h // group, 0, i_n]).reshape(BLOCK_D, BLOCK_N).T
             else:
                 b_v = d_v.load([i_b, i_h // group, k_start + i_n, 0]).reshape(BLOCK_N, BLOCK_D)
             b_acc = b_acc * b_alpha[:, None]
-            b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc)
+            b_p = to_operand(b_p if P_SCALE == 1.0 else b_p * P_SCALE, FORMAT)
+            if PROMOTE:
+                b_acc += tl.dot(b_p, b_v)
+            else:
+                b_acc = tl.dot(b_p, b_v, b_acc)
 
     # The mask says whether a row is empty, not m_i: see the portable kernel.
     m_any = row_sees_any(o_m, n_keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
     m_i = maximum_in_log2(m_i, sigma, SUBTRACT_FIRST)
     b_lse = tl.where(m_any, (m_i + tl.log2(l_i)) * LN2, float("-inf"))
-    b_o = tl.where(m_any[:, None], b_acc / l_i[:, None], 0.0)
+    b_o = b_acc / l_i[:, None]
+    if P_SCALE != 1.0:
+        b_o = b_o * (1.0 / P_SCALE)
+    if p_vf is not None:
+        b_o = b_o * tl.load(p_vf + i_b.to(tl.int64) * s_vf[0] + (i_h // group).to(tl.int64) * s_vf[1])
+    b_o = tl.where(m_any[:, None], b_o, 0.0)
     m_row = o_m < n_queries
     p_o += i_b.to(tl.int64) * s_o[0] + i_h.to(tl.int64) * s_o[1] + (q_start + i_m).to(tl.int64) * s_o[2]
     o_d = tl.arange(0, BLOCK_D)[None, :]
@@ -136,20 +163,36 @@ def _hopper_forward_kernel(
 def launch_hopper_forward(
     q: Tensor, k: Tensor, v: Tensor, options: Options, tile: Tile | None = None, section: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """O and the natural log-sum-exp of a call that `kernels.hopper.calls.possible` accepts.
+    """`launch_hopper_products` of 16-bit inputs that `kernels.hopper.calls.possible` accepts."""
+    return launch_hopper_products(Operands(q, k, v), options, plain_path(q.dtype), tile, section)
+
+
+def launch_hopper_products(
+    operands: Operands,
+    options: Options,
+    path: ScorePath,
+    tile: Tile | None = None,
+    section: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """O and the natural log-sum-exp of operands that are ready for the products.
 
     Args:
+        operands: 16-bit, or fp8 with v's keys contiguous (`kernels.hopper.calls.fp8_possible`).
         tile: launch configuration; by default that of `kernels.tuning`.
         section: heads that run side by side (`kernels.hopper.order`); by default the faster of one and of
             what the cache holds.
     """
+    q, k, v = operands.q, operands.k, operands.v
     batch, heads, num_queries, head_dim = q.shape
     num_keys = k.shape[2]
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty(q.shape, dtype=path.output, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     banded = options.left is not None or options.right is not None
     packed = options.cu_q is not None
-    tile = tile or hopper_tile("forward", q.device.type, head_dim, banded, num_queries, num_keys, packed)
+    fp8 = path.operand in FP8
+    if tile is None:
+        kind = "fp8" if fp8 else "forward"
+        tile = hopper_tile(kind, q.device.type, head_dim, banded, num_queries, num_keys, packed)
     if packed:
         num_tiles = slots(num_queries, options.segments, tile.block_m)
     else:
@@ -164,7 +207,7 @@ def launch_hopper_forward(
         _hopper_forward_kernel[(num_tiles * batch * heads,)](
             descriptor(q, tile.block_m),
             descriptor(k, tile.block_n),
-            descriptor(v, tile.block_n),
+            columns_descriptor(v, tile.block_n) if fp8 else descriptor(v, tile.block_n),
             out,
             out.stride(),
             lse,
@@ -183,6 +226,7 @@ def launch_hopper_forward(
             options.segments,
             v if packed else None,
             v.stride(),
+            *with_strides(operands.q_factor, operands.k_factor, operands.v_factor),
             D=head_dim,
             BLOCK_D=padded(head_dim),
             BLOCK_M=tile.block_m,
@@ -191,9 +235,14 @@ def launch_hopper_forward(
             HAS_LEFT=options.left is not None,
             HAS_RIGHT=options.right is not None,
             PACKED=packed,
+            FORMAT=path.operand,
+            P_SCALE=path.probability_scale,
+            PROMOTE=path.promote,
+            SCALES=path.scales_mode,
+            V_COLUMNS=fp8,
             HAS_TAIL=packed or banded or num_keys % tile.block_n != 0,
             NEGATIVE=options.sigma < 0,
-            SUBTRACT_FIRST=v.dtype == torch.float16,
+            SUBTRACT_FIRST=path.subtract_first,
             **tile.launch(),
         )
     return out, lse
