@@ -52,7 +52,8 @@ class PairErrors:
 
     Attributes:
         p: exact exp(s - L); p_error: of the fp32 value; p_rounding: of putting it into its format.
-        ds: exact dS (softcap's derivative included); ds_error and ds_rounding likewise.
+        ds: exact dS (softcap's derivative included); ds_error and ds_rounding likewise. ds_given_p: ds_error
+            without the rounding of P, where dS takes a rounded P.
         ds_plain, ds_plain_error: dS before softcap's derivative: the gradient of the bias.
         delta_error: (B, H, Nq, 1) error of rowsum(dO * O) - dLSE.
         relative: |log of computed p / exact p|; worst: the largest.
@@ -68,6 +69,7 @@ class PairErrors:
     p_rounding: Tensor
     ds: Tensor
     ds_error: Tensor
+    ds_given_p: Tensor
     ds_rounding: Tensor
     ds_plain: Tensor
     ds_plain_error: Tensor
@@ -185,14 +187,19 @@ def pair_errors(
     ds = exact.grad_scores
     if not finite and mask is not None:
         ds = torch.where(mask > 0, ds, 0.0)
+    rounded = arithmetic.grad_score_probability == "rounded"
+    taken = p_rounding * (difference + difference_error) if rounded else None
     ds_error = difference_error.mul_(p + p_error).addcmul_(p_error, difference)
     ds_error.mul_(1 + UNIT).add_(ds.abs(), alpha=UNIT)
     ds_error = _floored(ds_error, exponential.flush, mask)
     if past is not None:
         ds_error = torch.where(past, torch.inf, ds_error)
+    given_p = ds_error
+    ds_error = ds_error if taken is None else ds_error + taken * (1 + UNIT)
     ds_plain, plain_error = ds, ds_error
     if problem.softcap is not None:
         own = score.own * ORACLE_SHARE
+        _, given_p = _through_softcap(problem, forward, ds_plain, given_p, own, machine, mask)
         ds, ds_error = _through_softcap(problem, forward, ds_plain, plain_error, own, machine, mask)
     overflow_p, overflow_ds, overflow_delta = _overflow(score, forward, shift, magnitude, delta_size)
     overflow_ds = _either(overflow_ds, dp_past)
@@ -214,6 +221,7 @@ def pair_errors(
         p_rounding,
         ds,
         ds_error,
+        given_p,
         ds_rounding,
         ds_plain,
         plain_error,
