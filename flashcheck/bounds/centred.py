@@ -19,7 +19,7 @@ from flashcheck.bounds.gradient_sums import GradientSum
 from flashcheck.bounds.interval import Interval, rounded_interval
 from flashcheck.bounds.numbers import UNIT, exp_clipped, expm1_clipped, is_power_of_two
 from flashcheck.bounds.pairs import PairErrors
-from flashcheck.bounds.products import weighted, weighted_above
+from flashcheck.bounds.products import weighted
 from flashcheck.bounds.tiling import SMALLEST_TILE
 from flashcheck.bounds.weights import WeightErrors
 from flashcheck.formats import Format, round_nearest
@@ -82,7 +82,7 @@ def forward_interval(
     centre = weighted(rows.problem, numerator, rows.values)
     shares = numerator + slack if unit.alignment or unit.flush_subnormals else numerator
     charged = slack.mul_(1 + gamma).add_(numerator, alpha=gamma)
-    error = weighted_above(rows.problem, charged, rows.values.abs())
+    error = weighted(rows.problem, charged, rows.values.abs())
     scaled = factor * weights.denominator
     error = error + unit.floor(num_keys) / scaled
     steps = -(-num_keys // unit.block) + weights.rescales
@@ -125,7 +125,7 @@ def gradient_interval(
     """
     operand, slack = (stored.p, stored.p_slack) if total.name == "dv" else (stored.ds, stored.ds_slack)
     size = operand if total.name == "dv" else operand.abs()
-    centre = total.apply(operand, total.other, above=False).mul_(total.factor)
+    centre = total.apply(operand, total.other).mul_(total.factor)
     error = total.error(centre, size, slack).nan_to_num_(torch.inf, torch.inf)
     defined = torch.isfinite(exact + centre)
     if not bool(defined.all()):

@@ -19,7 +19,7 @@ from flashcheck.bounds.numbers import (
     is_power_of_two,
     weighted_growth,
 )
-from flashcheck.bounds.products import weighted_above
+from flashcheck.bounds.products import weighted
 from flashcheck.bounds.result import ForwardBound, Prediction, TensorBound
 from flashcheck.bounds.rows import SoftmaxRows, softmax_rows
 from flashcheck.bounds.scores import ScoreError, score_error
@@ -125,9 +125,7 @@ def _out_error(
     if num_keys == 0:
         return torch.zeros_like(out)
     deviations = rows.deviations
-    # A 16-bit output's own rounding hides what single precision loses in the sums of W |v - O|.
-    precise = not weights.linear or arithmetic.output_format.precision >= 24
-    softmax = _softmax_error(weights, deviations, precise=precise)
+    softmax = _softmax_error(weights, deviations)
     unit = machine.accumulator(arithmetic.product_format or arithmetic.probability_format)
     rescaling = weights.rescales * UNIT
     sums = machine.vector.gamma(num_keys) + rescaling  # [O1]
@@ -142,7 +140,7 @@ def _out_error(
             share = probability.error.sum(-1, keepdim=True).clamp(max=0.999)
             moved = deviations.weighted(probability.error)
             softmax = torch.minimum(softmax + (moved + share * softmax) / (1 - share), deviations.hull)
-    summed = weighted_above(problem, charged, rows.values.abs())
+    summed = weighted(problem, charged, rows.values.abs())
     in_units = arithmetic.normalise == "after_product"
     scaled = arithmetic.probability_scale * (weights.denominator if in_units else torch.ones_like(rows.lse))
     floor = unit.floor(num_keys) * max(problem.v_descale, 1.0) / scaled
@@ -155,17 +153,17 @@ def _out_error(
     return softmax + (summed + floor) * (1 + quotient) + quotient * (out.abs() + softmax)
 
 
-def _softmax_error(weights: WeightErrors, deviations: Deviations, *, precise: bool) -> Tensor:
+def _softmax_error(weights: WeightErrors, deviations: Deviations) -> Tensor:
     """The three limits of THEORY.md section 3.4, of which the smallest counts."""
     rows = weights.rows
     flush = (weights.flush / weights.denominator).expand_as(rows.p)
     flush = flush if rows.mask is None else flush * rows.mask
-    first = deviations.weighted(weights.growth().add_(flush), precise=precise) / weights.spread
+    first = deviations.weighted(weights.growth().add_(flush)) / weights.spread
     softmax = torch.minimum(first.nan_to_num(torch.inf), deviations.hull)
     if weights.linear:  # the second limit gains where errors are large only
         return softmax
     centred = centred_errors(weights)
-    second = deviations.weighted(weights.growth(centred).add_(flush), precise=True)
+    second = deviations.weighted(weights.growth(centred).add_(flush))
     second = second / torch.exp(rows.log_p - centred).sum(-1, keepdim=True)
     return torch.minimum(softmax, second.nan_to_num(torch.inf))
 

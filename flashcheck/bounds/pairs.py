@@ -20,7 +20,7 @@ from flashcheck.bounds.numbers import (
     is_power_of_two,
     weighted_growth,
 )
-from flashcheck.bounds.products import weighted_above
+from flashcheck.bounds.products import weighted
 from flashcheck.bounds.rms import softcap_slope
 from flashcheck.bounds.scores import ScoreError
 from flashcheck.formats import Format, half_ulp
@@ -139,7 +139,7 @@ def pair_errors(
     values = (problem.v.double() * problem.v_descale).abs()
     if not bool(torch.isfinite(values).all()):
         values = values.nan_to_num(0.0, 0.0)
-    magnitude = weighted_above(problem, size_dout, values.mT)
+    magnitude = weighted(problem, size_dout, values.mT)
     size_out = given.out.double().nan_to_num(0.0).abs()
     if given.out_error is not None:
         size_out = size_out + given.out_error
@@ -169,7 +169,7 @@ def pair_errors(
             unit,
             operand(size_dout, dout_format(problem, arithmetic)),
             operand(values.mT, arithmetic.product_format or arithmetic.input_format, unit=problem.v_descale),
-            lambda left, right: weighted_above(problem, left, right),
+            lambda left, right: weighted(problem, left, right),
         )
     )
     difference_error.add_(unit.floor(problem.value_dim) * max(problem.v_descale, 1.0))

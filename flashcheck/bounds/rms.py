@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
 from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT
-from flashcheck.bounds.products import by_head, by_kv_head, signed_product, weighted, weighted_above
+from flashcheck.bounds.products import weighted
 from flashcheck.bounds.rows import SoftmaxRows
 from flashcheck.bounds.weights import WeightErrors
 from flashcheck.formats import Format, half_ulp, round_to_spacing, ulp
@@ -65,7 +65,7 @@ def forward_sigma(
     elif rounding is not None:
         absolute.add_(rounding)
     variance = deviations.variance(effect)
-    variance.add_(weighted_above(problem, absolute, rows.values.square()))
+    variance.add_(weighted(problem, absolute, rows.values.square()))
     variance.addcmul_(out, out, value=ends + (0.6 * machine.division_error) ** 2)
     variance.add_(accumulation_bias(unit, num_keys, out).square())
     total = scores.sum(-1, keepdim=True) + accumulation_variance(
@@ -74,7 +74,7 @@ def forward_sigma(
     if rounding is not None and rounded_sum:
         total = total + rounding.sum(-1, keepdim=True)
     if shift is not None:
-        moved = by_head(problem, signed_product(by_kv_head(problem, shift), rows.values))
+        moved = weighted(problem, shift, rows.values)
         if rounded_sum:
             moved_sum = shift.sum(-1, keepdim=True)
             moved, total = moved - out * moved_sum, total + moved_sum.square()
@@ -172,7 +172,7 @@ def score_variance(
     """Variance of each computed score, (B, H, Nq, Nk); hidden pairs hold anything finite."""
     scale = problem.effective_scale
     q, k = problem.q.double().square(), problem.k.double().square()
-    terms = weighted_above(problem, q, k.mT).mul_(scale**2)
+    terms = weighted(problem, q, k.mT).mul_(scale**2)
     operand = arithmetic.product_format or arithmetic.input_format
     products = exact.products
     variance = accumulation_variance(machine.accumulator(operand), problem.head_dim, products, terms)

@@ -10,7 +10,7 @@ from flashcheck.bounds.centred import PredictedPairs
 from flashcheck.bounds.gradient_sums import GradientSum, dout_of, sum_group
 from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT
 from flashcheck.bounds.pairs import PairErrors
-from flashcheck.bounds.products import weighted_above
+from flashcheck.bounds.products import weighted
 from flashcheck.bounds.rms import (
     ROUNDING_RMS,
     accumulation_bias,
@@ -47,7 +47,7 @@ def backward_sigma(
     p_square, ds_square = p.square(), ds.square()
     # dS errs as P does, as dP does, and by its own two roundings.
     unit = machine.accumulator(arithmetic.product_format or arithmetic.input_format)
-    squares = weighted_above(problem, dout_of(problem).square(), v2.mT)
+    squares = weighted(problem, dout_of(problem).square(), v2.mT)
     dp = accumulation_variance(unit, problem.value_dim, exact.grad_probabilities, squares)
     dp.add_(_delta_variance(problem, forward, exact, machine))
     drift = _drift(unit, problem, exact, p)
@@ -77,13 +77,13 @@ def backward_sigma(
         variance, square = (p_variance, p_square) if name == "dv" else (ds_variance, ds_square)
         ends, bridge = accumulation_weights(total.unit, total.terms)
         gradient = getattr(exact, name)
-        sigma = total.apply(torch.add(variance, square, alpha=bridge), total.square, above=True)
+        sigma = total.apply(torch.add(variance, square, alpha=bridge), total.square)
         sigma.mul_(total.factor**2).addcmul_(gradient, gradient, value=ends)
         if (shift := shifts[name]) is not None:
-            sigma.add_(total.rough(shift).square_())
+            sigma.add_(total.apply(shift, total.other).mul_(total.factor).square_())
         if kept is not None:  # every tile's sum is stored: as many roundings of partial sums as tiles
             tiles = total.tiles * (1 if total.over_keys else problem.group)
-            squares = total.apply(square, total.square, above=True).mul_(total.factor**2)
+            squares = total.apply(square, total.square).mul_(total.factor**2)
             # The last store is the output's own rounding, which is counted there.
             partial = partial_squares(tiles, gradient, squares) - gradient.square()
             sigma.add_(partial, alpha=(ROUNDING_RMS * kept.unit_roundoff) ** 2)
