@@ -176,7 +176,7 @@ class GradientSum:
             self.unit,
             operand(size + slack, weights, least=size - slack, unit=unit),
             operand(self.size, other),
-            lambda left, right: self.apply(left, right),
+            self.apply,
         )
 
     def _subnormal_scaled(self, size: Tensor, slack: Tensor) -> Tensor | float:
