@@ -66,13 +66,13 @@ def backward_bound(
         return centred.predicted_pairs(pairs, arithmetic, problem.effective_scale)
 
     @cache
-    def sigma() -> dict[str, Tensor]:
-        return rms_backward.backward_sigma(problem, forward, exact, given.lse, pairs, stored(), sums, machine)
+    def variances() -> dict[str, Tensor]:
+        return rms_backward.backward_variance(problem, forward, exact, given.lse, pairs, stored(), sums, machine)
 
     def prediction(name: str, value: Tensor) -> Prediction:
         linear = rms_backward.first_order(pairs, problem)[name]
         holds = (linear & torch.isfinite(value)).expand_as(value)
-        return Prediction(torch.where(holds, after_rounding(value, sigma()[name], fmt), 0.0), holds)
+        return Prediction(torch.where(holds, after_rounding(value, variances()[name], fmt), 0.0), holds)
 
     def centre(total: GradientSum, value: Tensor) -> Interval:
         return centred.gradient_interval(total, value, stored(), overflow[total.name])

@@ -22,7 +22,7 @@ from flashcheck.bounds.pairs import PairErrors
 from flashcheck.bounds.products import weighted
 from flashcheck.bounds.tiling import SMALLEST_TILE
 from flashcheck.bounds.weights import WeightErrors
-from flashcheck.formats import Format, round_nearest
+from flashcheck.formats import Format, round_inside, round_nearest
 
 _LIMIT = 50.0  # e^50 is "anything" here
 
@@ -139,11 +139,14 @@ def _predicted(x: Tensor, error: Tensor, fmt: Format, factor: float) -> tuple[Te
     """What x (times ``factor``) rounds to, and the width of what x +- error can round to: term [C1]."""
     if factor != 1.0:
         x, error = x * factor, error * factor
+    most, least = x + error, x - error
+    inside = not x.numel() or max(float(most.amax()), -float(least.amin())) < fmt.max_finite
+    nearest = round_inside if inside else round_nearest
+    stored = nearest(x, fmt)
     if fmt.precision >= 24:
-        stored, slack = round_nearest(x, fmt), 2 * error
+        slack = 2 * error
     else:
-        stored, most, least = round_nearest(torch.stack([x, x + error, x - error]), fmt)
-        slack = most.sub_(least)
+        slack = nearest(most, fmt).sub_(nearest(least, fmt))
     if factor != 1.0:
         stored.div_(factor)
         slack.div_(factor)

@@ -87,16 +87,16 @@ def forward_bound(
     )
 
     @cache
-    def sigma() -> tuple[Tensor, Tensor]:
-        return rms.forward_sigma(problem, exact, weights, arithmetic, machine)
+    def variances() -> tuple[Tensor, Tensor]:
+        return rms.forward_variance(problem, exact, weights, arithmetic, machine)
 
-    def prediction(value: Tensor, deviation: Tensor, fmt: Format) -> Prediction:
+    def prediction(value: Tensor, variance: Tensor, fmt: Format) -> Prediction:
         linear = judged & rms.first_order(weights)
-        predicted = torch.where(linear, rms.after_rounding(value, deviation, fmt), 0.0)
+        predicted = torch.where(linear, rms.after_rounding(value, variance, fmt), 0.0)
         return Prediction(predicted, linear.expand_as(value))
 
     def of_lse() -> Prediction:
-        whole = prediction(rows.lse, sigma()[1], arithmetic.lse_format)
+        whole = prediction(rows.lse, variances()[1], arithmetic.lse_format)
         return Prediction(whole.rms.squeeze(-1), whole.holds.squeeze(-1))
 
     def centre() -> Interval | None:
@@ -107,7 +107,7 @@ def forward_bound(
     return ForwardBound(
         out=TensorBound(
             out_interval,
-            lambda: prediction(rows.out, sigma()[0], arithmetic.output_format),
+            lambda: prediction(rows.out, variances()[0], arithmetic.output_format),
             arithmetic.output_format.precision <= 11,
             centre,
         ),

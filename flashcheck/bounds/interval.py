@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashcheck.formats import Format, half_ulp, round_nearest
+from flashcheck.formats import Format, half_ulp, round_inside, round_nearest
 
 _EVALUATION = 1.0 + 2.0**-26  # the bounds are themselves evaluated in float64: THEORY.md section 2.5
 
@@ -81,12 +81,15 @@ def rounded_interval(
     Rounding is monotone, so the ends of the interval round to the ends of the accepted set; this is
     tighter than adding half an ulp (THEORY.md section 2.5). ``error`` may be inf.
     """
+    size = exact.abs()
+    whole = (size * 1e-14).add_(error, alpha=_EVALUATION)
+    largest = float(size.add_(whole).amax()) if size.numel() else 0.0
+    if largest < fmt.max_finite:  # the ordinary case, in fewer steps
+        lower, upper = exact - whole, exact + whole
+        never = torch.zeros((), dtype=torch.bool, device=exact.device) if may_overflow is None else may_overflow
+        inside = round_inside(lower, fmt, out=lower), round_inside(upper, fmt, out=upper)
+        return Interval(exact, whole, *inside, never.expand_as(exact), fmt)
     error, size = error * _EVALUATION, exact.abs()
-    whole = torch.add(error, size, alpha=1e-14)
-    if math.isfinite(float(whole.sum())):  # the ordinary case, in fewer steps
-        lower, upper = round_nearest(torch.stack([exact - whole, exact + whole]), fmt).unbind(0)
-        never = torch.zeros_like(exact, dtype=torch.bool) if may_overflow is None else may_overflow
-        return Interval(exact, whole, lower, upper, never, fmt)
     error = error + 1e-14 * size.nan_to_num(0.0, 0.0)
     unlimited = ~torch.isfinite(error)
     lower = torch.where(unlimited, -torch.inf, round_nearest(exact - error, fmt))

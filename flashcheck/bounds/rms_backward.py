@@ -25,7 +25,7 @@ from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
 from flashcheck.problem import Problem
 
 
-def backward_sigma(
+def backward_variance(
     problem: Problem,
     forward: ForwardQuantities,
     exact: BackwardQuantities,
@@ -35,7 +35,7 @@ def backward_sigma(
     sums: dict[str, GradientSum],
     machine: Machine,
 ) -> dict[str, Tensor]:
-    """Standard deviations of dq, dk, dv before they are rounded; shapes of q, k, v."""
+    """Variances of dq, dk, dv before they are rounded; shapes of q, k, v."""
     arithmetic = sums["dq"].arithmetic
     v2 = (problem.v.double() * problem.v_descale).square()
     reference = torch.where(torch.isfinite(lse), lse.double(), 0.0).unsqueeze(-1)
@@ -77,17 +77,17 @@ def backward_sigma(
         variance, square = (p_variance, p_square) if name == "dv" else (ds_variance, ds_square)
         ends, bridge = accumulation_weights(total.unit, total.terms)
         gradient = getattr(exact, name)
-        sigma = total.apply(torch.add(variance, square, alpha=bridge), total.square)
-        sigma.mul_(total.factor**2).addcmul_(gradient, gradient, value=ends)
+        found = total.apply(torch.add(variance, square, alpha=bridge), total.square)
+        found.mul_(total.factor**2).addcmul_(gradient, gradient, value=ends)
         if (shift := shifts[name]) is not None:
-            sigma.add_(total.apply(shift, total.other).mul_(total.factor).square_())
+            found.add_(total.apply(shift, total.other).mul_(total.factor).square_())
         if kept is not None:  # every tile's sum is stored: as many roundings of partial sums as tiles
             tiles = total.tiles * (1 if total.over_keys else problem.group)
             squares = total.apply(square, total.square).mul_(total.factor**2)
             # The last store is the output's own rounding, which is counted there.
             partial = partial_squares(tiles, gradient, squares) - gradient.square()
-            sigma.add_(partial, alpha=(ROUNDING_RMS * kept.unit_roundoff) ** 2)
-        result[name] = sigma.nan_to_num_(0.0).sqrt_()
+            found.add_(partial, alpha=(ROUNDING_RMS * kept.unit_roundoff) ** 2)
+        result[name] = found.nan_to_num_(0.0)
     return result
 
 
