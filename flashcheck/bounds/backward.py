@@ -55,7 +55,7 @@ def backward_bound(
     pairs = pair_errors(problem, forward, exact, given, scores, arithmetic, machine)
     sums = gradient_sums(problem, arithmetic, machine)
     p_weights = Weights(pairs.p, pairs.p_error + pairs.p_rounding)
-    ds_weights = Weights(pairs.ds.abs(), pairs.ds_error + pairs.ds_rounding)
+    ds_weights = Weights(pairs.ds_size, pairs.ds_error + pairs.ds_rounding)
     weights = {"dq": ds_weights, "dk": ds_weights, "dv": p_weights}
     overflow = _overflow(sums, weights, pairs, arithmetic)
     fmt = arithmetic.output_format
@@ -199,7 +199,7 @@ def _scale_bound(
     descale = problem.q_descale * problem.k_descale
     products = (forward.products.abs() / scale).nan_to_num_(0.0, 0.0) * descale
     product_error = (scores.own / scale * descale).add_(products, alpha=2 * UNIT)
-    size = pairs.ds.abs() + pairs.ds_error
+    size = pairs.ds_size + pairs.ds_error
     term = pairs.ds_error * products + size * product_error
     total = (size * (products + product_error)).sum()
     error = term.sum() + (machine.vector.gamma(size.numel()) + 2 * UNIT) * total

@@ -48,9 +48,9 @@ def forward_interval(
     running, num_keys = tiling.running_max, rows.num_keys
     assert running is not None
     weight = weights.in_tiles
-    if weights.linear:
+    if weights.moved_sum is not None:
         moved = (weight * weights.local).mul_(1 + weights.worst)
-        more = less = (rows.p * weights.relative).sum(-1, keepdim=True) * (1 + weights.worst) + weights.shift
+        more = less = weights.moved_sum * (1 + weights.worst) + weights.shift
         more = more + more.square()
     else:
         moved = weight * torch.expm1(weights.local.clamp(max=_LIMIT))

@@ -156,9 +156,10 @@ def _out_error(
 def _softmax_error(weights: WeightErrors, deviations: Deviations) -> Tensor:
     """The three limits of THEORY.md section 3.4, of which the smallest counts."""
     rows = weights.rows
-    flush = (weights.flush / weights.denominator).expand_as(rows.p)
-    flush = flush if rows.mask is None else flush * rows.mask
-    first = deviations.weighted(weights.growth().add_(flush)) / weights.spread
+    flush = weights.flush / weights.denominator
+    flush = flush if rows.mask is None or not weights.flush else flush * rows.mask
+    growth = weights.growth()
+    first = deviations.weighted(growth.add_(flush) if weights.flush else growth) / weights.spread
     softmax = torch.minimum(first.nan_to_num(torch.inf), deviations.hull)
     if weights.linear:  # the second limit gains where errors are large only
         return softmax
@@ -181,8 +182,8 @@ def _lse_error(
     constant = 0.0 if errors.additive else errors.constant
     common = constant * rows.row_max.abs() + 2 * UNIT * size
     worst = weights.worst + (float(common.amax()) if common.numel() else 0.0)
-    if worst <= LARGEST_LINEAR:  # [L1]
-        moved = ((rows.p * weights.relative).sum(-1, keepdim=True) + common) * (1 + worst)
+    if worst <= LARGEST_LINEAR and weights.moved_sum is not None:  # [L1]
+        moved = (weights.moved_sum + common) * (1 + worst)
     else:
         absolute = rows.hide(weights.relative + common)
         moved = torch.log1p(weighted_growth(rows.log_p, absolute).sum(-1, keepdim=True))

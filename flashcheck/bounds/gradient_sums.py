@@ -141,9 +141,10 @@ class GradientSum:
             on_both += 3 * UNIT  # the products take q and k times sqrt(scale), rounded
         if self.name == "dv" and not is_power_of_two(a.probability_scale):
             on_both += 3 * UNIT
-        charged = torch.add(slack, size + slack, alpha=on_both)  # [G1], [G2]
+        charged = (slack * (1 + on_both)).add_(size, alpha=on_both)  # [G1], [G2]
         error = self.apply(charged, self.size)
-        error = error.add_(self._subnormal(size, slack)).mul_(factor * (1 + 2 * UNIT))
+        subnormal = self._subnormal(size, slack)
+        error = (error if subnormal is None else error.add_(subnormal)).mul_(factor * (1 + 2 * UNIT))
         steps = 0.0
         if self.name != "dv" or factor != 1.0:
             error.add_(exact.abs(), alpha=2 * UNIT)
@@ -166,10 +167,10 @@ class GradientSum:
                 stored = stored + self.problem.group * narrow.unit_roundoff * partial
         return error + (stored if self.over_keys else sum_group(stored, self.problem))
 
-    def _subnormal(self, size: Tensor, slack: Tensor) -> Tensor | float:
-        """[G2] Subnormal operands, without the factor."""
+    def _subnormal(self, size: Tensor, slack: Tensor) -> Tensor | None:
+        """[G2] Subnormal operands, without the factor; None: there are none."""
         if not (self.unit.alignment or self.unit.flush_subnormals):
-            return 0.0
+            return None
         weights, other = self.formats
         unit = 1 / self.arithmetic.probability_scale if self.name == "dv" else 1.0
         return subnormal_error(

@@ -39,9 +39,8 @@ def backward_variance(
     arithmetic = sums["dq"].arithmetic
     v2 = (problem.v.double() * problem.v_descale).square()
     reference = torch.where(torch.isfinite(lse), lse.double(), 0.0).unsqueeze(-1)
-    argument = forward.scores.nan_to_num(0.0, 0.0, 0.0) - reference
     log_p = score_variance(problem, forward, arithmetic, machine)
-    log_p.addcmul_(argument, argument, value=(ROUNDING_RMS * UNIT) ** 2)
+    log_p.addcmul_(pairs.argument, pairs.argument, value=(ROUNDING_RMS * UNIT) ** 2)
     log_p.add_(2 * (ROUNDING_RMS * UNIT * reference).square() + (pairs.exp_error / 1.73) ** 2)
     p, ds = pairs.p, pairs.ds
     p_square, ds_square = p.square(), ds.square()
@@ -134,7 +133,7 @@ def first_order(pairs: PairErrors, problem: Problem) -> dict[str, Tensor]:
     if pairs.worst <= LARGEST_LINEAR:
         everywhere = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=pairs.p.device)
         return dict.fromkeys(("dq", "dk", "dv"), everywhere)
-    size = pairs.ds.abs()
+    size = pairs.ds_size
     row = torch.maximum(pairs.p, size / size.amax(-1, keepdim=True).clamp(min=1e-300)) > 1e-9
     column = torch.maximum(pairs.p, size / size.amax(-2, keepdim=True).clamp(min=1e-300)) > 1e-9
     bad = pairs.relative >= LARGEST_LINEAR
