@@ -11,6 +11,7 @@ smallest normal 2^emin, subnormal quantum eta = 2^(emin - p + 1).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +54,8 @@ class Format:
     @property
     def overflow_threshold(self) -> float:
         """The smallest magnitude that rounds to nearest past ``max_finite``."""
-        return self.max_finite + ulp_at(self.max_finite, self) / 2
+        # max_finite has the largest exponent: its spacing is 2^(exponent - p + 1).
+        return self.max_finite + math.ldexp(1.0, math.frexp(self.max_finite)[1] - self.precision - 1)
 
     def __str__(self) -> str:
         return self.name

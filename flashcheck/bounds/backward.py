@@ -7,7 +7,8 @@ of those two as well (``Given``) the same terms bound the distance from the exac
 from __future__ import annotations
 
 import math
-from functools import cache, partial
+from collections.abc import Iterable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds import centred, rms_backward
 from flashcheck.bounds.gradient_sums import GradientSum, Weights, gradient_sums, sum_group
-from flashcheck.bounds.interval import Interval, rounded_interval
+from flashcheck.bounds.interval import Interval, apart, pieces, rounded_interval
 from flashcheck.bounds.numbers import FP32_MAX, UNIT, weighted_growth
 from flashcheck.bounds.pairs import Given, PairErrors, pair_errors
 from flashcheck.bounds.result import BackwardBound, Prediction, TensorBound, unpredicted
@@ -57,34 +58,56 @@ def backward_bound(
     p_weights = Weights(pairs.p, pairs.p_error + pairs.p_rounding)
     ds_weights = Weights(pairs.ds_size, pairs.ds_error + pairs.ds_rounding)
     weights = {"dq": ds_weights, "dk": ds_weights, "dv": p_weights}
-    overflow = _overflow(sums, weights, pairs, arithmetic)
     fmt = arithmetic.output_format
-    conditional = given.lse_error is None
+    # The three gradients as one tensor of one dimension: what follows is the same for each element.
+    values = {name: getattr(exact, name) for name in sums}
+    shapes = [value.shape for value in values.values()]
+    value = _joined(values.values())
+    error = _joined(
+        total.error(values[name], weights[name].size, weights[name].slack) for name, total in sums.items()
+    )
+    overflow = _overflow(sums, weights, pairs, arithmetic)
+    past = None
+    if any(x is not None for x in overflow.values()):
+        never = torch.zeros((), dtype=torch.bool, device=value.device)
+        past = _joined(
+            (overflow[n] if overflow[n] is not None else never).expand_as(x) for n, x in values.items()
+        )
+    intervals = dict(zip(sums, apart(_interval(value, error, fmt, past), shapes), strict=True))
 
     @cache
     def stored() -> centred.PredictedPairs:
         return centred.predicted_pairs(pairs, arithmetic, problem.effective_scale)
 
     @cache
-    def variances() -> dict[str, Tensor]:
-        return rms_backward.backward_variance(problem, forward, exact, given.lse, pairs, stored(), sums, machine)
+    def predictions() -> dict[str, Prediction]:
+        variances = rms_backward.backward_variance(
+            problem, forward, exact, given.lse, pairs, stored(), sums, machine
+        )
+        rms = after_rounding(value, _joined(variances[name] for name in sums), fmt)
+        linear = rms_backward.first_order(pairs, problem)
+        holds = _joined(linear[name].expand_as(values[name]) for name in sums)
+        if not math.isfinite(float(value.sum())):
+            holds = holds & torch.isfinite(value)
+        rms = rms if bool(holds.all()) else torch.where(holds, rms, 0.0)
+        parts = zip(pieces(rms, shapes), pieces(holds, shapes), strict=True)
+        return {name: Prediction(*part) for name, part in zip(sums, parts, strict=True)}
 
-    def prediction(name: str, value: Tensor) -> Prediction:
-        linear = rms_backward.first_order(pairs, problem)[name]
-        holds = (linear & torch.isfinite(value)).expand_as(value)
-        return Prediction(torch.where(holds, after_rounding(value, variances()[name], fmt), 0.0), holds)
-
-    def centre(total: GradientSum, value: Tensor) -> Interval:
-        return centred.gradient_interval(total, value, stored(), overflow[total.name])
+    @cache
+    def centres() -> dict[str, Interval]:
+        centre, slack = zip(*(centred.gradient_centre(x, stored()) for x in sums.values()), strict=True)
+        whole = centred.gradient_interval(_joined(centre), _joined(slack), value, fmt, past)
+        return dict(zip(sums, apart(whole, shapes), strict=True))
 
     tensors = {}
-    for name, total in sums.items():
-        value = getattr(exact, name)
-        error = total.error(value, weights[name].size, weights[name].slack)
-        interval = _interval(value, error, fmt, overflow[name])
-        if conditional:
-            predict, around = partial(prediction, name, value), partial(centre, total, value)
-            tensors[name] = TensorBound(interval, predict, fmt.precision <= 11, around)
+    for name, interval in intervals.items():
+        if given.lse_error is None:
+            tensors[name] = TensorBound(
+                interval,
+                lambda name=name: predictions()[name],
+                fmt.precision <= 11,
+                lambda name=name: centres()[name],
+            )
         else:
             tensors[name] = unpredicted(interval)
     if exact.dbias is not None and problem.bias is not None:
@@ -94,6 +117,11 @@ def backward_bound(
     if with_scale:
         tensors["dscale"] = _scale_bound(problem, forward, exact, pairs, scores, machine)
     return BackwardBound(tensors)
+
+
+def _joined(tensors: Iterable[Tensor]) -> Tensor:
+    """All elements in one dimension."""
+    return torch.cat([x.flatten() for x in tensors])
 
 
 def _nothing(exact: BackwardQuantities, fmt: Format, *, with_scale: bool) -> BackwardBound:

@@ -8,6 +8,7 @@ this one was not computed by the algorithm that was declared.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -116,23 +117,26 @@ def predicted_pairs(pairs: PairErrors, arithmetic: Arithmetic, scale: float) -> 
     return PredictedPairs(p, p_slack, ds, ds_slack)
 
 
-def gradient_interval(
-    total: GradientSum, exact: Tensor, stored: PredictedPairs, overflow: Tensor | None
-) -> Interval:
-    """Centred interval for dq, dk or dv; it needs no tiling, since P is recomputed from the stored LSE.
-
-    Gradients whose ``exact`` value is not finite (a stored LSE too coarse for its scores) are unlimited.
-    """
+def gradient_centre(total: GradientSum, stored: PredictedPairs) -> tuple[Tensor, Tensor]:
+    """Centre and error of dq, dk or dv; no tiling is needed, since P is recomputed from the stored LSE."""
     operand, slack = (stored.p, stored.p_slack) if total.name == "dv" else (stored.ds, stored.ds_slack)
     size = operand if total.name == "dv" else operand.abs()
     centre = total.apply(operand, total.other).mul_(total.factor)
-    error = total.error(centre, size, slack).nan_to_num_(torch.inf, torch.inf)
-    defined = torch.isfinite(exact + centre)
-    if not bool(defined.all()):
+    return centre, total.error(centre, size, slack)
+
+
+def gradient_interval(
+    centre: Tensor, error: Tensor, exact: Tensor, fmt: Format, overflow: Tensor | None
+) -> Interval:
+    """Centred interval; all of one shape.
+
+    Gradients whose ``exact`` value is not finite (a stored LSE too coarse for its scores) are unlimited.
+    """
+    if not math.isfinite(float((exact + centre).sum() + error.sum())):
         defined = torch.isfinite(exact) & torch.isfinite(centre)
-        error, centre = torch.where(defined, error, torch.inf), torch.where(defined, centre, 0.0)
-    past = None if overflow is None else overflow.expand_as(centre)
-    return rounded_interval(centre, error, total.arithmetic.output_format, past)
+        error = torch.where(defined, error.nan_to_num(torch.inf, torch.inf), torch.inf)
+        centre = torch.where(defined, centre, 0.0)
+    return rounded_interval(centre, error, fmt, overflow)
 
 
 def _predicted(x: Tensor, error: Tensor, fmt: Format, factor: float) -> tuple[Tensor, Tensor]:
@@ -143,10 +147,7 @@ def _predicted(x: Tensor, error: Tensor, fmt: Format, factor: float) -> tuple[Te
     inside = not x.numel() or max(float(most.amax()), -float(least.amin())) < fmt.max_finite
     nearest = round_inside if inside else round_nearest
     stored = nearest(x, fmt)
-    if fmt.precision >= 24:
-        slack = 2 * error
-    else:
-        slack = nearest(most, fmt).sub_(nearest(least, fmt))
+    slack = 2 * error if fmt.precision >= 24 else nearest(most, fmt).sub_(nearest(least, fmt))
     if factor != 1.0:
         stored.div_(factor)
         slack.div_(factor)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -73,6 +74,20 @@ def _half_cell(got: Tensor, exact: Tensor, fmt: Format) -> Tensor:
     return half_ulp(toward.nan_to_num(0.0), fmt)
 
 
+def apart(joined: Interval, shapes: Sequence[torch.Size]) -> list[Interval]:
+    """An interval of one dimension as intervals of these shapes, in order."""
+    parts = zip(
+        *(pieces(getattr(joined, f.name), shapes) for f in fields(joined) if f.name != "fmt"), strict=True
+    )
+    return [Interval(*part, joined.fmt) for part in parts]
+
+
+def pieces(joined: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """A tensor of one dimension cut into tensors of these shapes, in order."""
+    parts = joined.split([shape.numel() for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
 def rounded_interval(
     exact: Tensor, error: Tensor, fmt: Format, may_overflow: Tensor | None = None
 ) -> Interval:
@@ -86,7 +101,9 @@ def rounded_interval(
     largest = float(size.add_(whole).amax()) if size.numel() else 0.0
     if largest < fmt.max_finite:  # the ordinary case, in fewer steps
         lower, upper = exact - whole, exact + whole
-        never = torch.zeros((), dtype=torch.bool, device=exact.device) if may_overflow is None else may_overflow
+        never = (
+            torch.zeros((), dtype=torch.bool, device=exact.device) if may_overflow is None else may_overflow
+        )
         inside = round_inside(lower, fmt, out=lower), round_inside(upper, fmt, out=upper)
         return Interval(exact, whole, *inside, never.expand_as(exact), fmt)
     error, size = error * _EVALUATION, exact.abs()

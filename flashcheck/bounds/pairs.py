@@ -173,9 +173,7 @@ def pair_errors(
     difference = (exact.grad_probabilities - delta).abs_()
     if not finite or not bool(torch.isfinite(difference.sum())):
         difference = torch.where(forward.visible, difference, 0.0).nan_to_num_(0.0, 0.0)
-    overflow_p, overflow_ds, overflow_delta = _overflow(
-        score, forward, shift, magnitude, largest, delta_size
-    )
+    overflow_p, overflow_ds, overflow_delta = _overflow(score, forward, shift, magnitude, largest, delta_size)
     difference_error = magnitude.mul_(gamma)
     subnormal = subnormal_error(
         unit,
@@ -188,7 +186,9 @@ def pair_errors(
     floor = unit.floor(problem.value_dim) * max(problem.v_descale, 1.0)
     dp_past: Tensor | None = None
     if arithmetic.grad_probability_format is not None:
-        dp_rounding, dp_past = _dp_rounding(exact, difference_error + floor, arithmetic.grad_probability_format)
+        dp_rounding, dp_past = _dp_rounding(
+            exact, difference_error + floor, arithmetic.grad_probability_format
+        )
         difference_error.add_(dp_rounding)
         if eager:
             delta_error = delta_error + (p_most * dp_rounding).sum(-1, keepdim=True)

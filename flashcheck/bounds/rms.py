@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -96,7 +94,7 @@ def forward_variance(
 
 
 def after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
-    """sqrt(E[(RN(exact + sigma Z) - exact)^2]) for a standard normal Z, sigma^2 = ``variance``; shape of ``exact``.
+    """sqrt(E[(RN(exact + sigma Z) - exact)^2]), Z standard normal, sigma^2 = ``variance``; all of one shape.
 
     Where sigma is below 0.6 spacings the sum runs over the neighbouring stored values (an exactly
     representable value then has error 0). From there on the rounding is one more independent error:
