@@ -7,8 +7,9 @@ of those two as well (``Given``) the same terms bound the distance from the exac
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from flashcheck.bounds.scores import ScoreError, score_error
 from flashcheck.formats import FP32, Format, format_of
 from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
 from flashcheck.problem import Problem
+
+T = TypeVar("T")
 
 
 def backward_bound(
@@ -70,9 +73,8 @@ def backward_bound(
     past = None
     if any(x is not None for x in overflow.values()):
         never = torch.zeros((), dtype=torch.bool, device=value.device)
-        past = _joined(
-            (overflow[n] if overflow[n] is not None else never).expand_as(x) for n, x in values.items()
-        )
+        lines = {name: never if x is None else x for name, x in overflow.items()}
+        past = _joined(lines[name].expand_as(x) for name, x in values.items())
     intervals = dict(zip(sums, apart(_interval(value, error, fmt, past), shapes), strict=True))
 
     @cache
@@ -102,12 +104,8 @@ def backward_bound(
     tensors = {}
     for name, interval in intervals.items():
         if given.lse_error is None:
-            tensors[name] = TensorBound(
-                interval,
-                lambda name=name: predictions()[name],
-                fmt.precision <= 11,
-                lambda name=name: centres()[name],
-            )
+            predict, around = partial(_named, predictions, name), partial(_named, centres, name)
+            tensors[name] = TensorBound(interval, predict, fmt.precision <= 11, around)
         else:
             tensors[name] = unpredicted(interval)
     if exact.dbias is not None and problem.bias is not None:
@@ -117,6 +115,10 @@ def backward_bound(
     if with_scale:
         tensors["dscale"] = _scale_bound(problem, forward, exact, pairs, scores, machine)
     return BackwardBound(tensors)
+
+
+def _named(made: Callable[[], dict[str, T]], name: str) -> T:
+    return made()[name]
 
 
 def _joined(tensors: Iterable[Tensor]) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
-from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT
+from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT, in_parts
 from flashcheck.bounds.products import weighted
 from flashcheck.bounds.rows import SoftmaxRows
 from flashcheck.bounds.weights import WeightErrors
@@ -100,6 +100,12 @@ def after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
     representable value then has error 0). From there on the rounding is one more independent error:
     the correction to that is of relative size 2 exp(-2 pi^2 (sigma / spacing)^2) < 0.002.
     """
+    parts = [_after_rounding(part, square, fmt) for part, square in in_parts(exact, variance)]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(exact.shape)
+
+
+def _after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
+    """``after_rounding`` for a part of one dimension."""
     spacing = ulp(exact, fmt)
     precision = (spacing.square() / variance).nan_to_num_(0.0)
     least, most = (float(x) for x in precision.aminmax()) if precision.numel() else (0.0, 0.0)
@@ -122,7 +128,7 @@ def after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
     edges = torch.stack([steps + offset, steps - offset])
     # Past 9 fp32's erfc is subnormal or 0, and takes twenty times as long.
     mass = torch.special.erfc(factor.mul(edges).clamp_(max=9.0))
-    outward = mass.sub_(1e-36).clamp_(min=0.0).mul_(edges).sum((0, 1))
+    outward: Tensor = mass.sub_(1e-36).clamp_(min=0.0).mul_(edges).sum((0, 1))
     discrete = outward.addcmul_(offset, offset).double().mul_(spacing.square_())
     if continuous is not None:
         discrete = torch.where(precision > _FINE / 2, discrete, continuous)
