@@ -21,6 +21,7 @@ RowSum = Literal["unrounded", "rounded"]
 ScalePlacement = Literal["exponent_fma", "exponent_subtract_first", "scores", "operands"]
 Normalise = Literal["after_product", "before_product"]
 SinkPosition = Literal["first", "last"]
+BackwardProbability = Literal["as_normalised", "recomputed", "kept"]
 Rounding = Literal["nearest", "toward_zero"]
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -30,6 +31,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "scale_placement": ("exponent_fma", "exponent_subtract_first", "scores", "operands"),
     "normalise": ("after_product", "before_product"),
     "sink_position": ("first", "last"),
+    "backward_probability": ("as_normalised", "recomputed", "kept"),
 }
 
 
@@ -75,6 +77,9 @@ class Arithmetic:
         grad_probability_format: dP is rounded into this format (None: it stays fp32).
         scaled_grad_score_format: dS, in its own format, is multiplied by the scale and rounded into this
             format before the products for dQ and dK (None: the scale multiplies their sums).
+        backward_probability: ``recomputed``: the backward takes P = exp(s - L) of the stored log-sum-exp and
+            delta of the stored output; ``kept``: it takes the forward's own P, and delta = rowsum(P dP);
+            ``as_normalised``: recomputed where P is normalised after the product, kept where before it.
         group_grad_format: under grouped heads, the dK and dV of each query head are rounded into this
             format before they are summed over the group (None: the sum is taken in fp32).
     """
@@ -110,6 +115,7 @@ class Arithmetic:
     scaled_grad_score_format: Format | None = None
     backward_exp_error: float | None = None
     backward_exp_flush: float | None = None
+    backward_probability: BackwardProbability = "as_normalised"
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -146,6 +152,18 @@ class Arithmetic:
     def tiling_known(self) -> bool:
         """True where tile size and order are declared, which the centred bound needs."""
         return self.block_keys is not None and self.order != "unknown"
+
+    @property
+    def keeps_probabilities(self) -> bool:
+        """The backward reads the forward's own P, and nothing of a stored output or log-sum-exp."""
+        if self.backward_probability == "as_normalised":
+            return self.normalise == "before_product"
+        return self.backward_probability == "kept"
+
+    @property
+    def grad_operand_format(self) -> Format:
+        """The format in which dS enters the products for dQ and dK."""
+        return self.scaled_grad_score_format or self.grad_score_format or self.probability_format
 
     @property
     def in_backward(self) -> Arithmetic:

@@ -22,6 +22,20 @@ def interpret_without_gpu() -> None:
         os.environ[INTERPRET] = "1"
 
 
+def device_lost() -> bool:
+    """A GPU that this process used answers every call with an error, after a kernel's illegal access for
+    instance: nothing that this process says of a kernel from now on means anything."""
+    import torch
+
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
 def choose_device(asked: str | None, kernel: Kernel) -> str:
     """The device to run on: the one asked for, else the first declared one that is present.
 

@@ -42,6 +42,17 @@ def as_multiplied(problem: Problem, arithmetic: Arithmetic) -> Problem:
     return problem.replaced(**changes)
 
 
+def same_scales(one: Problem, other: Problem, arithmetic: Arithmetic) -> bool:
+    """Whether the scales that a kernel takes from its inputs agree, so that equal elements become equal.
+
+    A maximum over a tensor couples its rows: the bits of one may follow another that it never sees.
+    """
+    if arithmetic.input_scale == "none":
+        return True
+    a, b = (as_multiplied(problem, arithmetic) for problem in (one, other))
+    return (a.q_descale, a.k_descale, a.v_descale) == (b.q_descale, b.k_descale, b.v_descale)
+
+
 def _scale(x: Tensor, fmt: Format) -> float:
     finite = x[torch.isfinite(x)].abs()
     largest = finite.amax() if finite.numel() else torch.zeros(())

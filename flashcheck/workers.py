@@ -36,12 +36,10 @@ def certify_by_name(
     on_progress: Callable[[Progress], None] = lambda _: None,
     workers: int | None = None,
 ) -> Outcome:
-    """``certify``, with up to ``workers`` processes (None: one per core) where that pays.
-
-    On a GPU one process runs everything: the dtypes would only wait for each other.
-    """
+    """``certify``, with up to ``workers`` processes (None: one per core) where that pays: on a GPU too, since
+    the judge's own work is done on the CPU wherever the kernel runs."""
     workers = (os.cpu_count() or 1) if workers is None else workers
-    alone = device != "cpu" or workers < 2 or len(plan.dtypes) < 2 or len(plan.cases) < FEWEST_CASES
+    alone = workers < 2 or len(plan.dtypes) < 2 or len(plan.cases) < FEWEST_CASES
     if alone:
         return certify(kernel, plan, device=device, max_seconds=max_seconds, on_progress=on_progress)
     started = time.perf_counter()

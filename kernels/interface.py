@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from kernels import interpreter, orders
-from kernels.hopper.calls import simple_by_name
-from kernels.operators import forward_op
+from kernels.hopper.calls import packed_by_name, simple_by_name
+from kernels.operators import differentiable_forward
 from kernels.passes import run_backward, run_forward
 from kernels.score_path import FP8, OPERAND_DTYPE, path_of
 from kernels.tuning import architecture, backward_tile, forward_tile, hopper_has, hopper_tile
@@ -118,7 +118,7 @@ def flash_attention(
     if alibi_slopes is not None and alibi_slopes.requires_grad:
         raise ValueError("alibi_slopes.requires_grad is True; it has no gradient here and must be detached")
     left, right = (None, None) if window is None else window
-    out, lse = forward_op(
+    out, lse = differentiable_forward(
         q,
         k,
         v,
@@ -179,7 +179,7 @@ def _block_queries(sizes: tuple[str, int, int, int, int, int], options: Mapping[
     portable = backward_tile("dkdv", *sizes).block_m
     device_type, element_bytes, head_dim, value_dim, *lengths = sizes
     on_hopper = architecture(device_type) == "sm90" and hopper_has(element_bytes, head_dim, value_dim)
-    if not (on_hopper and simple_by_name(options)):
+    if not (on_hopper and (simple_by_name(options) or packed_by_name(options))):
         return portable
     tiles = {hopper_tile("dkdv", device_type, head_dim, banded, *lengths) for banded in (False, True)}
     return portable if {tile.block_m for tile in tiles} == {portable} else None

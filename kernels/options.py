@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from kernels.interpreter import interpreted
 from kernels.score_path import STORAGE, ScorePath
@@ -231,11 +233,40 @@ def _broadcast(name: str, x: Tensor | None, full: tuple[int, ...]) -> Tensor | N
     return x.detach().expand(full)
 
 
+_read: Any = WeakTensorKeyDictionary()
+"""Values of cumulative lengths on a GPU, by tensor: (version, values). Reading them stalls the stream."""
+
+
+def read_anew(options: Options) -> Options:
+    """The options with the longest segments read again, for launches that would leave out what is longer.
+
+    A tensor's version tells of torch's own writes, not of those by other kernels or a replayed graph.
+    """
+    if options.cu_q is None or options.cu_k is None or _on_host(options.cu_q):
+        return options
+    longest = (max(b - a for a, b in itertools.pairwise(x.tolist())) for x in (options.cu_q, options.cu_k))
+    return replace(options, **dict(zip(("longest_q", "longest_k"), longest, strict=True)))
+
+
+def _on_host(x: Tensor) -> bool:
+    return x.device.type == "cpu"
+
+
+def _values(x: Tensor) -> list[int]:
+    if _on_host(x) or x.is_inference():
+        return list(x.tolist())
+    version, values = _read.get(x, (None, []))
+    if version != x._version:
+        values = x.tolist()
+        _read[x] = (x._version, values)
+    return list(values)
+
+
 def _longest(name: str, cu_seqlens: Tensor, total: int) -> int:
     if cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.ndim != 1 or len(cu_seqlens) < 2:
         got = f"{cu_seqlens.dtype} {tuple(cu_seqlens.shape)}"
         raise ValueError(f"{name} is {got}; it must be int32 or int64 (segments + 1,)")
-    ends = cu_seqlens.tolist()
+    ends = _values(cu_seqlens)
     lengths = [b - a for a, b in itertools.pairwise(ends)]
     if ends[0] != 0 or ends[-1] != total or min(lengths) < 0:
         raise ValueError(f"{name} is {ends}; it must be non-decreasing integers from 0 to {total}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,11 +16,11 @@ from kernels.backward_dq import launch_dq
 from kernels.forward_kernel import launch_forward
 from kernels.hopper.backward_dkdv import launch_hopper_dkdv
 from kernels.hopper.backward_dq import launch_hopper_dq
-from kernels.hopper.calls import takes
-from kernels.hopper.forward import launch_hopper_forward
+from kernels.hopper.calls import columns_readable, takes, takes_fp8
+from kernels.hopper.forward import launch_hopper_forward, launch_hopper_products
 from kernels.operands import Gradients
-from kernels.options import check_gradients, check_tensors, parse_options
-from kernels.quantise import prepare
+from kernels.options import check_gradients, check_tensors, parse_options, read_anew
+from kernels.quantise import columns, prepare
 from kernels.score_path import ScorePath, parse_score_path
 
 
@@ -31,7 +32,13 @@ def run_forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor
     interpreter.repair()
     if not path.converts and takes(q, k, v, parsed):
         return launch_hopper_forward(q, k, v, parsed)
-    return launch_forward(prepare(q, k, v, parsed, path), parsed, path)
+    parsed = read_anew(parsed)
+    operands = prepare(q, k, v, parsed, path)
+    if takes_fp8(operands, parsed, path):
+        if not columns_readable(operands.v):
+            operands = replace(operands, v=columns(operands.v))
+        return launch_hopper_products(operands, parsed, path)
+    return launch_forward(operands, parsed, path)
 
 
 def run_backward(
@@ -59,6 +66,7 @@ def run_backward(
         dq = launch_hopper_dq(dout, q, k, v, lse, delta, parsed)
         dk, dv = launch_hopper_dkdv(dout, q, k, v, lse, delta, parsed)
         return {"dq": dq, "dk": dk, "dv": dv}
+    parsed = read_anew(parsed)
     operands = prepare(q, k, v, parsed, path)
     rounded = path.operand == "tf32"
     given = (operands.q, operands.k, operands.v) if rounded else (q, k, v)

@@ -116,6 +116,43 @@ def _convert_kernel(
         tl.store(p_out + i_b * s_out[0] + i_h * s_out[1] + o_out, to_operand(b_x, FORMAT), mask=m)
 
 
+@triton.jit(do_not_specialize=["n_blocks", "n_rows"])
+def _columns_kernel(
+    p_x, s_x, p_out, s_out, n_blocks, n_heads, n_rows,
+    D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Bytes of ROWS rows, written with rows contiguous."""
+    i_block = tl.program_id(0) % n_blocks
+    i_bh = tl.program_id(0) // n_blocks
+    i_b, i_h = (i_bh // n_heads).to(tl.int64), (i_bh % n_heads).to(tl.int64)
+    o_row = i_block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    o_d = tl.arange(0, BLOCK_D).to(tl.int64)
+    m = (o_row < n_rows)[:, None] & (o_d < D)[None, :]
+    o_x = o_row[:, None] * s_x[2] + o_d[None, :] * s_x[3]
+    o_out = o_row[:, None] * s_out[2] + o_d[None, :] * s_out[3]
+    b_x = tl.load(p_x + i_b * s_x[0] + i_h * s_x[1] + o_x, mask=m)
+    tl.store(p_out + i_b * s_out[0] + i_h * s_out[1] + o_out, b_x, mask=m)
+
+
+def columns(x: Tensor) -> Tensor:
+    """A copy of fp8 ``x`` (batch, heads, length, dim) whose rows are contiguous for each dim.
+
+    Starts and strides are whole units of 16 bytes. The matrix unit reads the v of an fp8 product this way; to
+    turn every tile in every program costs more.
+    """
+    batch, heads, length, dim = x.shape
+    out = torch.empty((batch, heads, dim, -(-length // 16) * 16), dtype=torch.uint8, device=x.device)
+    out = out.mT[:, :, :length]
+    if out.numel():
+        blocks, bits = triton.cdiv(length, _BLOCK_ROWS), x.view(torch.uint8)
+        constants = {"D": dim, "ROWS": _BLOCK_ROWS, "BLOCK_D": padded(dim)}
+        with device_of(x):
+            _columns_kernel[(batch * heads * blocks,)](
+                bits, bits.stride(), out, out.stride(), blocks, heads, length, **constants
+            )
+    return out.view(x.dtype)
+
+
 def prepare(q: Tensor, k: Tensor, v: Tensor, options: Options, path: ScorePath) -> Operands:
     """The operands of a call: the tensors themselves where nothing is to be converted."""
     if not path.converts:

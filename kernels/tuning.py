@@ -131,6 +131,18 @@ _HOPPER_FORWARD: dict[int, tuple[tuple[int, Tile], ...]] = {
     128: ((0, Tile(64, 64, 4, 3)),),
     256: ((0, Tile(128, 64, 8, 2)),),
 }
+# The same of packed segments: as many keys as the portable forward's, whatever the lengths. Not yet swept.
+_HOPPER_PACKED: dict[int, Tile] = {
+    64: Tile(64, 64, 4, 2),
+    128: Tile(64, 64, 4, 3),
+    256: Tile(128, 64, 8, 2),
+}
+# The same of fp8 products: as many keys as the portable forward's. Not yet swept.
+_HOPPER_FP8: dict[int, Tile] = {
+    64: Tile(128, 128, 8, 2),
+    128: Tile(128, 128, 8, 2),
+    256: Tile(128, 64, 8, 2),
+}
 # The backward of kernels/hopper, 16-bit: (kernel, padded head dim) -> tile of calls that see all keys, and of
 # calls with a band (causal, window). The fastest of `kernels.bench.sweep` on an H200 (geometric mean over 1k,
 # 4k and 16k), judged and repeated; 8 warps in the backward where those cost under 5 %. 256 is not yet swept.
@@ -233,13 +245,25 @@ def hopper_has(element_bytes: int, head_dim: int, value_dim: int) -> bool:
 
 
 def hopper_tile(
-    kernel: str, device_type: str, head_dim: int, banded: bool, num_queries: int, num_keys: int
+    kernel: str,
+    device_type: str,
+    head_dim: int,
+    banded: bool,
+    num_queries: int,
+    num_keys: int,
+    packed: bool = False,
 ) -> Tile:
-    """The tile of a kernel of kernels/hopper: ``"forward"``, ``"dq"`` or ``"dkdv"``."""
+    """The tile of a kernel of kernels/hopper: ``"forward"``, ``"fp8"`` (forward), ``"dq"`` or ``"dkdv"``.
+
+    ``packed``: the segments' lengths are not known, and the tile depends on no length.
+    """
     if architecture(device_type) == "interpreter":
-        return Tile(_interpreter_side(num_queries), _interpreter_side(num_keys))
+        fewest = 32 if kernel == "fp8" else 16
+        return Tile(_interpreter_side(num_queries), max(_interpreter_side(num_keys), fewest))
+    if kernel == "fp8":
+        return _HOPPER_FP8[padded(head_dim)]
     if kernel == "forward":
-        return _hopper_forward_tile(head_dim, num_keys)
+        return _HOPPER_PACKED[padded(head_dim)] if packed else _hopper_forward_tile(head_dim, num_keys)
     return _HOPPER[kernel, padded(head_dim)][banded]
 
 
@@ -280,6 +304,20 @@ def _interpreter_side(length: int) -> int:
 def forward_tables() -> tuple[dict[tuple[str, int], dict[int, Tile]], ...]:
     """The forward's tables, without and with a mask or bias, for tests that run every entry."""
     return _FORWARD, _FORWARD_WITH_DATA_MASK, _FORWARD_SIMPLE
+
+
+def hopper_tables() -> dict[str, list[tuple[int, Tile]]]:
+    """Entries (head dim, tile) of kernels/hopper by kernel, for tests that run every one."""
+    banded: dict[str, list[tuple[int, Tile]]] = {"dq": [], "dkdv": []}
+    for (kernel, dim), tiles in _HOPPER.items():
+        banded[kernel] += [(dim, tile) for tile in dict.fromkeys(tiles)]
+    return {
+        "forward": [(dim, tile) for dim, tiles in _HOPPER_FORWARD.items() for _, tile in tiles],
+        "packed forward": list(_HOPPER_PACKED.items()),
+        "fp8": list(_HOPPER_FP8.items()),
+        **banded,
+        **{f"packed {kernel}": entries for kernel, entries in banded.items()},
+    }
 
 
 def backward_tables(two_copies: bool = False) -> dict[tuple[str, int, str], dict[int, Tile]]:

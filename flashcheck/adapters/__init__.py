@@ -14,6 +14,7 @@ _MAKERS = {
     "torch.sdpa.cuda.flash": ("torch_sdpa_cuda", "flash_kernel"),
     "torch.sdpa.cuda.efficient": ("torch_sdpa_cuda", "efficient_kernel"),
     "torch.sdpa.cuda.cudnn": ("torch_sdpa_cuda", "cudnn_kernel"),
+    "torch.sdpa.cuda.math": ("torch_sdpa_cuda", "math_kernel"),
     "torch.flex.eager": ("torch_flex", "eager_kernel"),
     "torch.flex.compiled": ("torch_flex", "compiled_kernel"),
     "eager": ("eager", "eager_kernel"),

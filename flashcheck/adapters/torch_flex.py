@@ -1,15 +1,19 @@
 """torch's ``flex_attention``, eager (its reference implementation) and compiled (a Triton kernel).
 
 The contract's options become a mask_mod (causality, windows, masks, padding) and a score_mod (cap, bias,
-ALiBi). Read from torch: torch/_higher_order_ops/flex_attention.py and
-torch/_inductor/kernel/flex/templates/common.py.jinja.
+ALiBi). Read from torch 2.11 and 2.13: torch/_higher_order_ops/flex_attention.py,
+torch/_inductor/kernel/flex/flex_attention.py, flex_decoding.py and templates/.
 
 eager
     Scores in fp32, times the scale; softmax in fp32; P is normalised, rounded into the input format and
-    multiplied with V in that format.
+    multiplied with V in that format. The backward (``torch_flex_backward.py``) takes P of the stored LSE.
 compiled
-    Key tiles in ascending order (those that a block mask leaves); scores in fp32, times the scale, then times
-    log2 e, each product rounded; P is rounded into the input format and enters the product unnormalised.
+    Key tiles that a block mask cuts come before those that it leaves whole, so their order is not declared.
+    Scores in fp32, times the scale, then times log2 e: two products, of which the compiler may contract the
+    second with the subtraction of the maximum into one operation. P is rounded into the input format and
+    enters the product unnormalised; the LSE is kept in base 2. Fewer than 128 queries run on another kernel
+    ("flex decoding"), which splits the keys and merges in fp32. The backward sums dK and dV of grouped heads
+    in fp32 and uses no atomics.
 """
 
 from __future__ import annotations
@@ -23,7 +27,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashcheck.adapters.torch_flex_backward import by_autograd, by_operator
+from flashcheck.adapters.torch_flex_call import attend, widens, without_padding
 from flashcheck.arithmetic import Arithmetic, flash
+from flashcheck.formats import FP32
 from flashcheck.kernel import Capabilities, ForwardResult, Kernel
 from flashcheck.problem import Problem
 
@@ -66,7 +73,8 @@ def eager_kernel() -> Kernel:
     """``torch.flex.eager``: flex_attention without torch.compile, its own reference."""
     return Kernel(
         name="torch.flex.eager",
-        forward=lambda problem: _call(_uncompiled, problem),
+        forward=_eager_forward,
+        backward=by_operator,
         capabilities=EAGER_CAPABILITIES,
         arithmetic=eager_arithmetic,
         source=f"torch {torch.__version__} flex_attention, not compiled",
@@ -77,7 +85,8 @@ def compiled_kernel() -> Kernel:
     """``torch.flex.compiled``: the Triton kernel that torch.compile makes of flex_attention."""
     return Kernel(
         name="torch.flex.compiled",
-        forward=lambda problem: _call(_run_compiled, problem),
+        forward=_compiled_forward,
+        backward=lambda problem, out, lse: by_autograd(_run_compiled, problem, out, lse),
         capabilities=COMPILED_CAPABILITIES,
         arithmetic=compiled_arithmetic,
         source=f"torch {torch.__version__} flex_attention, compiled",
@@ -118,95 +127,40 @@ def _compiled() -> Callable[..., Any]:
 
 
 def eager_arithmetic(problem: Problem) -> Arithmetic:
-    """What the eager implementation does with this problem."""
-    return flash(problem.format, normalise="before_product", scale_placement="scores")
+    """What the eager implementation does with this problem.
 
-
-def compiled_arithmetic(problem: Problem) -> Arithmetic:
-    """What the compiled kernel does with this problem; its tiles are chosen by the compiler."""
-    return flash(problem.format, scale_placement="scores", scale_roundings=2, score_roundings=1)
-
-
-def _call(attention: Callable[..., Any], problem: Problem) -> ForwardResult:
-    from torch.nn.attention.flex_attention import AuxRequest
-
-    p = _without_padding(problem)
-    with torch.no_grad():
-        out, aux = attention(
-            p.q,
-            p.k,
-            p.v,
-            score_mod=_score_mod(p),
-            block_mask=_block_mask(p),
-            scale=p.effective_scale,
-            enable_gqa=p.group != 1,
-            return_aux=AuxRequest(lse=True),
-        )
-    return ForwardResult(out, aux.lse)
-
-
-def _score_mod(problem: Problem) -> Callable[..., Tensor] | None:
-    """softcap(score) + bias + ALiBi, in the contract's order; None where nothing is added."""
-    p = problem
-    cap, bias, alibi = p.softcap, p.bias, p.alibi_slopes
-    if cap is None and bias is None and alibi is None:
-        return None
-    offset = p.num_keys - p.num_queries
-
-    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        if cap is not None:
-            score = cap * torch.tanh(score / cap)
-        if bias is not None:
-            score = score + _at(bias, b, h, i, j).float()
-        if alibi is not None:
-            slope = alibi[b, h] if alibi.dim() == 2 else alibi[h]
-            score = score - slope * (i + offset - j).abs()
-        return score
-
-    return score_mod
-
-
-def _without_padding(p: Problem) -> Problem:
-    """Padding may hold anything; here it is data that a mask hides, which must be finite: zeros."""
-    if p.key_lengths is None:
-        return p
-    padding = torch.arange(p.num_keys, device=p.k.device) >= p.key_lengths.unsqueeze(-1)
-    hidden = padding[:, None, :, None]
-    return p.replaced(k=p.k.masked_fill(hidden, 0.0), v=p.v.masked_fill(hidden, 0.0))
-
-
-def _block_mask(problem: Problem) -> Any:
-    """The problem's visibility as a block mask; None where everything is visible."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    p = problem
-    if p.causal is None and p.window is None and p.mask is None and p.key_lengths is None:
-        return None
-    offset = p.num_keys - p.num_queries
-    shift = 0 if p.causal == "top_left" else offset
-    causal, lengths, mask = p.causal is not None, p.key_lengths, p.mask
-    left, right = p.window if p.window is not None else (None, None)
-
-    def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        seen = (i >= 0) & (j >= 0)
-        if causal:
-            seen = seen & (j <= i + shift)
-        if left is not None:
-            seen = seen & (j >= i + shift - left)
-        if right is not None:
-            seen = seen & (j <= i + shift + right)
-        if lengths is not None:
-            seen = seen & (j < lengths[b])
-        if mask is not None:
-            seen = seen & _at(mask, b, h, i, j)
-        return seen
-
-    return create_block_mask(
-        mask_mod, p.batch, p.num_heads, p.num_queries, p.num_keys, device=str(p.q.device)
+    Its derivative of a score_mod is traced on a score of the input format: where that widens the score, dS is
+    rounded back into that format before it meets the scale.
+    """
+    fmt = problem.format
+    return flash(
+        fmt,
+        normalise="before_product",
+        scale_placement="scores",
+        backward_probability="recomputed",
+        grad_score_format=fmt if widens(problem) else FP32,
+        scaled_grad_score_format=fmt,
+        group_grad_format=fmt,
     )
 
 
-def _at(x: Tensor, *indices: Tensor) -> Tensor:
-    """x[b, h, i, j], where a size of 1 stands for every index."""
-    b, h, i, j = (index * 0 if size == 1 else index for index, size in zip(indices, x.shape, strict=True))
-    return x[b, h, i, j]
+def compiled_arithmetic(problem: Problem) -> Arithmetic:
+    """What the compiled kernels do with this problem; their tiles are chosen by the compiler.
+
+    Contracted or not, the exponent errs by no more than one operation that multiplies by log2 e and subtracts
+    (``exponent_fma``) after two roundings of the score.
+    """
+    return flash(problem.format, scale_placement="exponent_fma", scale_roundings=2, score_roundings=2)
+
+
+def _eager_forward(problem: Problem) -> ForwardResult:
+    p = without_padding(problem)
+    with torch.no_grad():
+        return ForwardResult(*attend(_uncompiled, p, p.q, p.k, p.v))
+
+
+def _compiled_forward(problem: Problem) -> ForwardResult:
+    """With inputs that ask for gradients, so that the backward finds what was compiled here."""
+    p = without_padding(problem)
+    out, lse = attend(_run_compiled, p, *(x.detach().requires_grad_() for x in (p.q, p.k, p.v)))
+    return ForwardResult(out.detach(), lse.detach())

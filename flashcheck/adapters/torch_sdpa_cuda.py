@@ -1,6 +1,7 @@
-"""torch's ``scaled_dot_product_attention`` on CUDA: FlashAttention-2, memory-efficient and cuDNN back ends.
+"""torch's ``scaled_dot_product_attention`` on CUDA: FlashAttention-2, memory-efficient, cuDNN, math.
 
-Each is called through its operator, which returns the LSE and takes a stored O and LSE in its backward.
+Each but the last is called through its operator, which returns the LSE and takes a stored O and LSE in its
+backward.
 Read from torch (aten/src/ATen/native/transformers/cuda) and flash-attention (csrc/flash_attn/src):
 
 flash
@@ -13,6 +14,8 @@ efficient
 cudnn
     Closed source: a flash attention of the usual arithmetic, tiles unknown. Forward alone: its backward
     operator ended the process when it was given a stored O and LSE.
+math
+    The same steps as on the CPU (``torch_sdpa``); products are fp32, as TF32 is off by default.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashcheck.adapters import torch_sdpa
 from flashcheck.adapters.grouped_heads import expanded_heads, summed_group
 from flashcheck.arithmetic import Arithmetic, flash
 from flashcheck.kernel import Capabilities, ForwardResult, Kernel
@@ -65,6 +69,13 @@ def efficient_kernel() -> Kernel:
 def cudnn_kernel() -> Kernel:
     """``torch.sdpa.cuda.cudnn``."""
     return _kernel("cudnn", CUDNN_CAPABILITIES, _flash_arithmetic, _cudnn_call)
+
+
+def math_kernel() -> Kernel:
+    """``torch.sdpa.cuda.math``."""
+    there = torch_sdpa.math_kernel()
+    capabilities = replace(there.capabilities, devices=("cuda",))
+    return replace(there, name="torch.sdpa.cuda.math", capabilities=capabilities)
 
 
 Call = Callable[[Problem, Tensor, Tensor], tuple[Any, ...]]

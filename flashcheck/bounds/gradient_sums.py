@@ -172,7 +172,11 @@ class GradientSum:
         if not (self.unit.alignment or self.unit.flush_subnormals):
             return None
         weights, other = self.formats
-        unit = 1 / self.arithmetic.probability_scale if self.name == "dv" else 1.0
+        unit = 1.0
+        if self.name == "dv":
+            unit = 1 / self.arithmetic.probability_scale
+        elif self.arithmetic.scaled_grad_score_format is not None and self.factor:
+            unit = 1 / abs(self.factor)  # stored are dS times the scale
         return subnormal_error(
             self.unit,
             operand(size + slack, weights, least=size - slack, unit=unit),
@@ -215,7 +219,7 @@ class GradientSum:
 def gradient_sums(problem: Problem, arithmetic: Arithmetic, machine: Machine) -> dict[str, GradientSum]:
     """dq, dk and dv by name."""
     p_operand = arithmetic.product_format or arithmetic.probability_format
-    ds_operand = arithmetic.product_format or arithmetic.grad_score_format or arithmetic.probability_format
+    ds_operand = arithmetic.product_format or arithmetic.grad_operand_format
     p_unit, ds_unit = machine.accumulator(p_operand), machine.accumulator(ds_operand)
     scale = problem.effective_scale
     narrow = ds_operand, arithmetic.product_format or arithmetic.input_format

@@ -97,7 +97,7 @@ def pair_errors(
     machine: Machine,
 ) -> PairErrors:
     """Terms [B1] to [B7] of THEORY.md section 4.1, 4.2 and 4.4."""
-    eager = arithmetic.normalise == "before_product"
+    eager = arithmetic.keeps_probabilities
     mask, p = score.visible, exact.probabilities
     finite = not p.numel() or bool(torch.isfinite(p.sum()))
     past: Tensor | None = None

@@ -63,10 +63,11 @@ def backward_variance(
     p_variance = log_p.mul_(p_square)
     # The roundings of P and dS are known, sign included: rows of nearly equal P share one error, which adds
     # up over the rows as independent errors do not.
+    grad_format = arithmetic.grad_score_format or arithmetic.probability_format
     shifts: dict[str, Tensor | None] = {"dv": None, "dq": None, "dk": None}
     if arithmetic.probability_format.precision < 24:
         shifts["dv"] = stored.p - p
-    if (arithmetic.grad_score_format or arithmetic.probability_format).precision < 24:
+    if min(arithmetic.grad_operand_format.precision, grad_format.precision) < 24:
         shifts["dq"] = shifts["dk"] = stored.ds - ds if drift is None else drift.add_(stored.ds).sub_(ds)
     elif drift is not None:
         shifts["dq"] = shifts["dk"] = drift
@@ -86,6 +87,9 @@ def backward_variance(
             # The last store is the output's own rounding, which is counted there.
             partial = partial_squares(tiles, gradient, squares) - gradient.square()
             found.add_(partial, alpha=(ROUNDING_RMS * kept.unit_roundoff) ** 2)
+        elif total.group_format is not None:  # every head's gradient is stored before the group's sum
+            heads = total.apply(p if name == "dv" else ds, total.other, per_head=True).mul_(total.factor)
+            found.add_(sum_group(half_ulp(heads, total.group_format).square_().div_(3), problem))
         result[name] = found.nan_to_num_(0.0)
     return result
 
@@ -94,7 +98,7 @@ def _dp_rounding(dp: Tensor, p: Tensor, p_square: Tensor, arithmetic: Arithmetic
     """Variance of dP_ij - sum_k p_ik dP_ik by the rounding of dP, the sum over k where delta is taken so."""
     assert arithmetic.grad_probability_format is not None
     rounding = half_ulp(dp.nan_to_num(0.0, 0.0, 0.0), arithmetic.grad_probability_format).square_().div_(3)
-    if arithmetic.normalise != "before_product":
+    if not arithmetic.keeps_probabilities:
         return rounding
     return rounding * (1 - 2 * p).clamp_(min=0.0) + (p_square * rounding).sum(-1, keepdim=True)
 

@@ -13,6 +13,16 @@ def differing(a: Tensor, b: Tensor) -> Tensor:
     return bits_of(a) != bits_of(b)
 
 
+def differing_numbers(a: Tensor, b: Tensor) -> Tensor:
+    """Boolean, shape of ``a``: where the stored bits differ, zeros of either sign counting as one number.
+
+    For runs that differ in values with weight 0: 0 times a negative value is -0, and a sum of zeros is -0
+    only where all of them are (IEEE 754-2019, 6.3), so the sign of a result that underflows may follow
+    values that nothing sees.
+    """
+    return differing(a, b) & ~((a == 0) & (b == 0))
+
+
 def first_difference(a: ForwardResult, b: ForwardResult) -> str | None:
     """Where two results first differ in a bit, in words; None if they agree everywhere."""
     for name, x, y in (("O", a.out, b.out), ("LSE", a.lse, b.lse)):

@@ -274,7 +274,7 @@ class Judged:
     @property
     def _given(self) -> tuple[Tensor, Tensor] | None:
         """The stored O and LSE; None for an eager kernel, whose backward reads its own P."""
-        return None if self.rules.arithmetic.normalise == "before_product" else self.stored
+        return None if self.rules.arithmetic.keeps_probabilities else self.stored
 
     @cached_property
     def _low_gradients(self) -> BackwardQuantities:
@@ -322,7 +322,7 @@ class Judged:
         """The kernel's own O and LSE as its backward gets them; None where it has no finite ones, or reads
         none (an eager backward keeps its own P)."""
         result = self.result
-        if result.lse is None or self.rules.arithmetic.normalise == "before_product":
+        if result.lse is None or self.rules.arithmetic.keeps_probabilities:
             return None
         finite = torch.isfinite(result.lse) | (result.lse == -torch.inf)
         if not (bool(torch.isfinite(result.out.double()).all()) and bool(finite.all())):

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashcheck.checks.bits import differing
+from flashcheck.checks.bits import differing, differing_numbers
 from flashcheck.checks.designed import normal
 from flashcheck.checks.judged import Judged
 from flashcheck.checks.record import Record
 from flashcheck.checks.registry import check, failed, not_applicable, passed
 from flashcheck.formats import FP32
 from flashcheck.kernel import ForwardResult
+from flashcheck.operands import same_scales
 from flashcheck.problem import Problem
 
 
@@ -61,6 +62,8 @@ def bitwise_batch(judged: Judged) -> Record:
         if text == "permuted" and len(some) == len(those) == 1:
             continue
         moved, heads = rearranged(problem, some, those)
+        if not same_scales(problem, moved, judged.rules.arithmetic):
+            continue
         got = judged.run(moved)
         fault = _same(got, _picked(judged.result, some, heads))
         if fault:
@@ -105,27 +108,38 @@ def bitwise_scaling(judged: Judged) -> Record:
     if not judged.kernel.capabilities.deterministic:
         return not_applicable(name, "the kernel does not declare itself deterministic")
     p = judged.problem
-    fmt, out_fmt = p.format, judged.rules.arithmetic.output_format
-    own = p.replaced(q=p.q.clone(), k=p.k.clone(), v=p.v.clone())  # in place: the addresses stay
+    rules = judged.rules.arithmetic
+    out_fmt = rules.output_format
+    # Operands as the matrix unit gets them: converted, and perhaps already scaled.
+    formats = [f for f in (p.format, rules.input_format, rules.product_format) if f is not None]
+    smallest, most = max(2.0**f.min_exponent for f in formats), min(f.max_finite for f in formats)
+    share = abs(p.effective_scale) ** 0.5 if rules.scale_placement == "operands" else 1.0
+    low = smallest / min(share, 1.0) if share else math.inf
+    # A unit that aligns addends by their exponents takes a subnormal operand at the smallest normal exponent
+    # (THEORY 2.3): doubled, it may not move. Clones, written in place: the addresses stay.
+    own = p.replaced(q=_at_least(p.q, low), k=_at_least(p.k, 2 * low), v=_at_least(p.v, smallest))
     before = judged.run(own)
     before = ForwardResult(before.out.clone(), None if before.lse is None else before.lse.clone())
     done = []
-    if _largest(p.v) * 2 <= fmt.max_finite and _largest(p.v) * max(p.num_keys, 1) < 2.0**120:
-        own.v.copy_((p.v.double() * 2).to(p.v.dtype))
+    largest = _largest(own.v)
+    if 0 < largest * 2 <= most and largest * max(p.num_keys, 1) < 2.0**120:
+        v = own.v.clone()
+        own.v.copy_((v.double() * 2).to(v.dtype))
         after = judged.run(own)
-        own.v.copy_(p.v)
+        own.v.copy_(v)
         doubled = ForwardResult((before.out.double() * 2).to(before.out.dtype), before.lse)
         size = before.out.double().abs()
-        # What was rounded among fp32's subnormal numbers on the way is no longer exact.
-        lowest = max(2.0**out_fmt.min_exponent, _largest(p.v) * 2.0**-90, 2.0**-90)
-        inside = (size >= lowest) & (2 * size < out_fmt.max_finite)
+        # What was rounded among subnormal numbers, fp32's on the way included, is no longer exact; the
+        # smallest normal number itself may have been rounded up from there.
+        lowest = max(2.0**out_fmt.min_exponent, largest * 2.0**-90, 2.0**-90)
+        inside = (size > lowest) & (2 * size < out_fmt.max_finite)
         fault = _same(after, doubled, inside & torch.isfinite(before.out.double()))
         if fault:
             return failed(name, judged, f"V doubled does not double O: {fault}")
         done.append("V")
-    if _halves(p.k, 2.0**fmt.min_exponent) and _largest(p.q) * 2 <= fmt.max_finite and _moderate(judged):
-        own.q.copy_((p.q.double() * 2).to(p.q.dtype))
-        own.k.copy_((p.k.double() / 2).to(p.k.dtype))
+    if 0 < 2 * _largest(own.q) * max(share, 1.0) <= most and _largest(own.k) and _moderate(own):
+        own.q.copy_((own.q.double() * 2).to(p.q.dtype))
+        own.k.copy_((own.k.double() / 2).to(p.k.dtype))
         fault = _same(judged.run(own), before)
         if fault:
             return failed(name, judged, f"q doubled and k halved change the result: {fault}")
@@ -139,20 +153,17 @@ def _largest(x: Tensor) -> float:
     return float(x.double().abs().max()) if x.numel() else 0.0
 
 
-def _halves(x: Tensor, smallest: float) -> bool:
-    """Halving is exact: no element becomes subnormal."""
-    size = x.double().abs()
-    return bool(((size == 0) | (size >= 2 * smallest)).all())
+def _at_least(x: Tensor, smallest: float) -> Tensor:
+    """A copy in which elements nearer to 0 than ``smallest`` are 0."""
+    return torch.where(x.double().abs() < smallest, torch.zeros((), dtype=x.dtype, device=x.device), x)
 
 
-def _moderate(judged: Judged) -> bool:
+def _moderate(problem: Problem) -> bool:
     """No product of an element of q and one of k, or a sum, is near either end of fp32."""
-    q, k = judged.problem.q.double().abs(), judged.problem.k.double().abs()
-    if not (q.numel() and k.numel()):
-        return False
+    q, k = problem.q.double().abs(), problem.k.double().abs()
     smallest = [float(torch.where(x == 0, torch.inf, x).min()) for x in (q, k)]
-    low, high = smallest[0] * smallest[1], _largest(q) * _largest(k) * judged.problem.head_dim
-    scale = abs(judged.problem.effective_scale)
+    low, high = smallest[0] * smallest[1], _largest(q) * _largest(k) * problem.head_dim
+    scale = abs(problem.effective_scale)
     return low * min(scale or 1.0, 1.0) > 2.0**-100 and high * max(scale, 1.0) < 2.0**100
 
 
@@ -195,9 +206,9 @@ def bitwise_gradient_scaling(judged: Judged) -> Record:
 
 @check("bitwise.suffix", faults="CDA", reruns=1)
 def bitwise_suffix(judged: Judged) -> Record:
-    """Other keys and values after a cut change no bit of a row that sees none of them.
+    """Other keys and values after a cut change no number, to the last bit, in a row that sees none of them.
 
-    A causal model must give the same answer for a prefix whatever follows it.
+    A causal model must give the same answer for a prefix whatever follows it. The sign of a zero is free.
     """
     name = "bitwise.suffix"
     if not judged.kernel.capabilities.deterministic:
@@ -215,10 +226,13 @@ def bitwise_suffix(judged: Judged) -> Record:
     size = math.sqrt(max(abs(p.effective_scale), 1e-3))
     own.k[:, :, cut:] = (normal(p.k, p.seed + 22).double() / size).to(p.k.dtype)[:, :, cut:]
     own.v[:, :, cut:] = normal(p.v, p.seed + 23)[:, :, cut:]
+    if not same_scales(p, own, judged.rules.arithmetic):
+        for mine, x in ((own.k, p.k), (own.v, p.v)):  # other values of the same size
+            mine[:, :, cut:] = (-x.double().roll(1, -1)).to(x.dtype)[:, :, cut:]
     after = judged.run(own)
-    bad = differing(after.out, before.out).any(-1)
+    bad = differing_numbers(after.out, before.out).any(-1)
     if after.lse is not None and before.lse is not None:
-        bad = bad | differing(after.lse, before.lse)
+        bad = bad | differing_numbers(after.lse, before.lse)
     owed = ~rows & ~(_may_leave_score_format(judged, p) | _may_leave_score_format(judged, own))
     bad = bad & owed
     if bool(bad.any()):

@@ -17,6 +17,7 @@ from flashcheck.checks.judged import Judged
 from flashcheck.checks.record import Record
 from flashcheck.checks.registry import check, failed, not_applicable, passed
 from flashcheck.formats import half_ulp
+from flashcheck.operands import same_scales
 from flashcheck.problem import Problem
 
 _POSITIONAL = ("causal", "window", "alibi_slopes", "cu_seqlens", "key_lengths")
@@ -188,15 +189,7 @@ def split_merge(judged: Judged) -> Record:
     if parts is None:
         return not_applicable(name, "the keys cannot be split with the options that are declared")
     halves = [_again(judged, part) for part in parts]
-    lses = [h.result.lse.double() for h in halves if h.result.lse is not None]
-    top = torch.maximum(*lses)
-    safe = torch.where(torch.isneginf(top), 0.0, top)
-    weights = [torch.exp(x - safe) for x in lses]
-    total = weights[0] + weights[1]
-    share = [w / torch.where(total == 0, 1.0, total) for w in weights]
-    merged = sum(s.unsqueeze(-1) * h.result.out.double() for s, h in zip(share, halves, strict=True))
-    assert isinstance(merged, Tensor)
-    lse = safe + torch.log(total)
+    share, lse, merged = _merged([h.result.out for h in halves], [h.result.lse for h in halves])
     # An error e of L1 or L2 moves the weights by at most a factor e^(2e).
     errors = [_allowed(h.bound.lse.interval).nan_to_num(0.0, 0.0, 0.0) for h in halves]
     drift = torch.expm1(2 * torch.maximum(*errors)).unsqueeze(-1)
@@ -206,11 +199,28 @@ def split_merge(judged: Judged) -> Record:
         allowed = allowed + s.unsqueeze(-1) * (one + drift * h.result.out.double().abs())
     live = ~judged.empty_rows
     rows = live.unsqueeze(-1).expand_as(allowed)
+    slack = _allowed(judged.bound.lse.interval) + torch.maximum(*errors) + 1e-12
+    if not all(same_scales(p, part, judged.rules.arithmetic) for part in parts):
+        # The parts multiply other values than the whole: what that makes is known exactly.
+        _, exact_lse, exact = _merged([h.exact.out for h in halves], [h.exact.lse for h in halves])
+        allowed = allowed + (exact - judged.exact.out).abs().nan_to_num(0.0)
+        slack = slack + (exact_lse - judged.exact.lse).abs().nan_to_num(0.0)
     fault = agree("O", judged.result.out, merged, allowed, rows)
     if not fault and judged.result.lse is not None:
-        slack = _allowed(judged.bound.lse.interval) + torch.maximum(*errors) + 1e-12
         fault = agree("LSE", judged.result.lse, lse, slack, live)
     return _verdict(name, judged, "two parts of the keys do not merge into the whole", fault)
+
+
+def _merged(outs: list[Tensor], lses: list[Tensor | None]) -> tuple[list[Tensor], Tensor, Tensor]:
+    """The shares of two parts, and LSE and O of the whole, in float64."""
+    first, second = (x.double() for x in lses if x is not None)
+    top = torch.maximum(first, second)
+    safe = torch.where(torch.isneginf(top), 0.0, top)
+    weights = [torch.exp(x - safe) for x in (first, second)]
+    total = weights[0] + weights[1]
+    share = [w / torch.where(total == 0, 1.0, total) for w in weights]
+    out = share[0].unsqueeze(-1) * outs[0].double() + share[1].unsqueeze(-1) * outs[1].double()
+    return share, safe + torch.log(total), out
 
 
 def _parts(judged: Judged) -> tuple[Problem, Problem] | None:

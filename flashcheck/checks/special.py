@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashcheck.checks.bits import differing
+from flashcheck.checks.bits import differing_numbers
 from flashcheck.checks.judged import Judged
 from flashcheck.checks.record import Record, Status
 from flashcheck.checks.registry import check, failed, not_applicable, passed
@@ -121,13 +121,13 @@ def _spread_fault(
     if bool(missed.any()):
         index = tuple(missed.nonzero()[0].tolist())
         return f"{planted} does not reach O{list(index)}, which sees it ({int(missed.sum())} rows swallow it)"
-    strayed = differing(result.out, before.out).any(-1) & ~affected
+    strayed = differing_numbers(result.out, before.out).any(-1) & ~affected
     if result.lse is not None and before.lse is not None:
         lse_missed = affected & torch.isfinite(result.lse.double())
         if tensor != "v" and bool(lse_missed.any()):
             index = tuple(lse_missed.nonzero()[0].tolist())
             return f"{planted} does not reach LSE{list(index)}, which sees it"
-        strayed |= differing(result.lse, before.lse) & (~affected | (tensor == "v"))
+        strayed |= differing_numbers(result.lse, before.lse) & (~affected | (tensor == "v"))
     if bool(strayed.any()):
         index = tuple(strayed.nonzero()[0].tolist())
         return (
@@ -216,8 +216,7 @@ def empty_rows_backward(judged: Judged) -> Record:
         second = Judged(judged.kernel, p.replaced(q=q, dout=dout), str(judged.device))
         other = second.gradients
         for tensor, x in got.items():
-            # Of a zero the sign may change: 0 times a number has that number's.
-            changed = differing(other[tensor], x) & ~((other[tensor].double() == 0) & (x.double() == 0))
+            changed = differing_numbers(other[tensor], x)
             if tensor == "dsink" or tensor not in wild or not bool(changed.any()):
                 continue
             if bool((changed & ~wild[tensor] & ~_wild(second)[tensor]).any()):

@@ -139,8 +139,8 @@ def _backward(judged: Judged, problem: Problem, out: Tensor, lse: Tensor) -> dic
     device = judged.device
     if device.type != "cpu":
         tensors = {f.name: getattr(problem, f.name) for f in fields(problem)}
-        moved = {n: _strided_to(x, device) for n, x in tensors.items() if isinstance(x, Tensor)}
-        problem, out, lse = problem.replaced(**moved), _strided_to(out, device), lse.to(device)
+        moved = {n: strided_to(x, device) for n, x in tensors.items() if isinstance(x, Tensor)}
+        problem, out, lse = problem.replaced(**moved), strided_to(out, device), lse.to(device)
     try:
         raw = judged.kernel.backward(problem, out, lse)
         return {n: x.detach().cpu() for n, x in raw.items() if n in judged.gradients}
@@ -148,10 +148,11 @@ def _backward(judged: Judged, problem: Problem, out: Tensor, lse: Tensor) -> dic
         raise KernelError(f"the backward raised {type(error).__name__}: {error}") from error
 
 
-def _strided_to(x: Tensor, device: torch.device) -> Tensor:
-    """A copy on ``device`` with the same strides."""
-    made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
-    return made.copy_(x)
+def strided_to(x: Tensor, device: torch.device) -> Tensor:
+    """A copy on ``device`` with the same strides; what is expanded there is expanded here."""
+    single = x[tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())]
+    made = torch.empty_strided(single.shape, single.stride(), dtype=x.dtype, device=device)
+    return made.copy_(single).expand(x.shape)
 
 
 def _outside(judged: Judged, got: dict[str, Tensor]) -> str:

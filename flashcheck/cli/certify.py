@@ -17,7 +17,7 @@ def certify(
         typer.Argument(
             metavar="[KERNEL]...",
             help="package.module:attribute, path/file.py:attribute or a built-in name; "
-            "default: kernels in [tool.flashcheck] of ./pyproject.toml.",
+            "default: kernels in the table tool.flashcheck of ./pyproject.toml.",
         ),
     ] = None,
     level: Annotated[
@@ -37,6 +37,16 @@ def certify(
         int | None, typer.Option(help="Of all random draws; fixed by default.", rich_help_panel=REPRODUCE)
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda[:N].", rich_help_panel=DEVICES)] = None,
+    compile_ahead: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Processes that compile for problems to come; default: all cores but two on a GPU, "
+            "none elsewhere.",
+            rich_help_panel=DEVICES,
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The certificate's file.", dir_okay=False, rich_help_panel=OUTPUT)
     ] = None,
@@ -63,6 +73,7 @@ def certify(
         seed=seed,
         out=out,
         device=device,
+        compile_ahead=compile_ahead,
         verbose=verbose,
         quiet=quiet,
     )

@@ -27,7 +27,7 @@ GOLDEN = Path("golden")
 def make(folder: Folder = GOLDEN, no_color: NoColor = False) -> None:
     """Make the vectors anew from their seeds, bit for bit.
 
-    Needs python-flint: pip install flashcheck[golden]. Exit code: 0, or 130 where interrupted; a second run
+    Needs python-flint (flashcheck's extra "golden"). Exit code: 0, or 130 where interrupted; a second run
     goes on where the first one stopped.
     """
     from flashcheck.commands.golden import run_make

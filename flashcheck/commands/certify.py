@@ -10,7 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flashcheck.certify import Outcome
+from flashcheck.ahead import CompilingAhead, default_helpers
+from flashcheck.certify import Outcome, Progress
 from flashcheck.commands.durations import seconds
 from flashcheck.commands.exit_codes import INTERRUPTED, SEVERITY, exit_code
 from flashcheck.devices import choose_device, interpret_without_gpu
@@ -41,6 +42,7 @@ class CertifyRequest:
     seed: int | None = None
     out: Path | None = None
     device: str | None = None
+    compile_ahead: int | None = None
     verbose: bool = False
     quiet: bool = False
 
@@ -85,9 +87,16 @@ def _certify_one(
         if probed.contradictions:  # no bound holds on a machine that breaks the declared one
             outcome = Outcome(plan, judge_faults=[f"probe: {line}" for line in probed.contradictions])
         else:
-            outcome = certify_by_name(
-                name, kernel, plan, device=device, max_seconds=max_seconds, on_progress=progress.event
-            )
+            count = default_helpers(device) if request.compile_ahead is None else request.compile_ahead
+            with CompilingAhead(name, device, plan.cases, count) as ahead:
+
+                def show(event: Progress) -> None:
+                    ahead.judged(event.case)
+                    progress.event(event, ahead.describe())
+
+                outcome = certify_by_name(
+                    name, kernel, plan, device=device, max_seconds=max_seconds, on_progress=show
+                )
     command = _command(name, level, request)
     certificate = certificate_of(kernel, outcome, device, command, started, name, probed=probed.describe())
     path = request.out or FOLDER / "certificates" / f"{_file_name(name)}-{started:%Y%m%dT%H%M%SZ}.json"

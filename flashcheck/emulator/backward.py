@@ -3,8 +3,8 @@
     P = exp(S - L), dP = dO V^T, delta = rowsum(dO * O) - dL, dS = P (dP - delta)
     dV = P^T dO, dQ = scale dS K, dK = scale dS^T Q
 
-An eager arithmetic (P normalised first) recomputes the forward's P instead and takes delta = rowsum(P dP),
-as automatic differentiation of a softmax does.
+An arithmetic that keeps the forward's P (``backward_probability``; eager attention does) recomputes that P
+instead and takes delta = rowsum(P dP), as automatic differentiation of a softmax does.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Backward:
         arithmetic = arithmetic.in_backward
         self.problem, self.arithmetic, self.machine = problem, arithmetic, machine
         self.scores = Scores(problem, arithmetic, machine)
-        self.eager = arithmetic.normalise == "before_product"
+        self.eager = arithmetic.keeps_probabilities
         self.lse = lse.float()
         # A row that sees no key adds nothing, also where a sink makes its LSE finite (contract, point 4).
         self.alive = self.scores.weighs | (~torch.isneginf(self.lse) & self.scores.visible.any(-1))
@@ -109,7 +109,7 @@ class _Backward:
         if slope is not None:
             ds = torch.where(seen, ds * slope, 0.0)
         p_format = a.product_format or a.probability_format
-        s_format = a.product_format or a.grad_score_format or a.probability_format
+        s_format = a.product_format or a.grad_operand_format
         narrow = a.product_format or a.input_format
         p_stored = round_to(probabilities * fp32(a.probability_scale), a.probability_format)
         ds_stored = round_to(ds, a.grad_score_format or a.probability_format)
@@ -157,7 +157,7 @@ class _Backward:
         return round_to(total + partial * factor, kept)
 
     def _probabilities(self, tile: Tensor, rows: slice, keys: slice) -> Tensor:
-        """exp(s - lse) by the kernel's exponential; the forward's own P where the softmax is eager."""
+        """exp(s - lse) by the kernel's exponential; or the forward's own P."""
         if self.shares is not None:
             return self.shares[..., rows, keys]
         # A row of scores that all overflowed has an LSE of -inf: its P is NaN, as its output was, not 0.

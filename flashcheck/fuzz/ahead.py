@@ -6,9 +6,13 @@ What they compile reaches the workers through the compiler's own cache on disk (
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from flashcheck.fuzz.case import FuzzCase
@@ -17,17 +21,42 @@ from flashcheck.fuzz.runner import KernelLoadError, Runner
 from flashcheck.fuzz.signature import samples
 from flashcheck.fuzz.worker import WorkerTask
 
+_PATIENCE = 1.0
+"""Seconds that helpers have to end by themselves once their pipes are closed."""
 
-def compile_shards(task: WorkerTask, pipe: Connection) -> None:
-    """For each shard received: ("compiled", (number, signatures, seconds))."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+@contextlib.contextmanager
+def helping(kernel: str, device: str, limit: float, log: Path) -> Iterator[Runner]:
+    """The kernel in a process of its own, for a helper process of which nobody waits for an answer: it ends
+    without a word where the other end of its pipe goes away, or the kernel cannot be loaded."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started the helper decides when to stop
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # this process must not touch the GPU
     import torch
 
     torch.set_num_threads(1)
-    log = task.store.folder / "logs" / f"{task.store.run}-{task.worker}.log"
-    runner = Runner(task.kernel, task.device, task.limit, log)
-    done: set[FuzzCase] = set()
+    runner = Runner(kernel, device, limit, log)
     with contextlib.suppress(EOFError, ConnectionError, KernelLoadError):
+        yield runner
+    runner.close()
+
+
+def dismiss(helpers: Sequence[tuple[Any, Connection]]) -> None:
+    """Closes the helpers' pipes, which ends them; those that have not ended soon after are killed."""
+    for _, pipe in helpers:
+        pipe.close()
+    until = time.monotonic() + _PATIENCE
+    for process, _ in helpers:
+        process.join(max(0.0, until - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def compile_shards(task: WorkerTask, pipe: Connection) -> None:
+    """For each shard received: ("compiled", (number, signatures, seconds))."""
+    log = task.store.folder / "logs" / f"{task.store.run}-{task.worker}.log"
+    done: set[FuzzCase] = set()
+    with helping(task.kernel, task.device, task.limit, log) as runner:
         subject = runner.subject
         while (shard := pipe.recv()) is not None:
             seconds, count = 0.0, 0
@@ -40,7 +69,6 @@ def compile_shards(task: WorkerTask, pipe: Connection) -> None:
                 if pipe.poll():
                     break  # the next shard is more urgent than the rest of this one
             pipe.send(("compiled", (shard.number, count, seconds)))
-    runner.close()
 
 
 class Ahead:
@@ -79,8 +107,4 @@ class Ahead:
 
     def close(self) -> None:
         self.collect()
-        for process, pipe in self._workers:
-            pipe.close()
-            process.join(1.0)
-            if process.is_alive():
-                process.kill()
+        dismiss(self._workers)

@@ -16,6 +16,7 @@ from flashcheck.problem import Problem
 _SDPA = {
     "torch.sdpa.flash": "FLASH_ATTENTION",
     "torch.sdpa.math": "MATH",
+    "torch.sdpa.cuda.math": "MATH",
     "torch.sdpa.cuda.flash": "FLASH_ATTENTION",
     "torch.sdpa.cuda.efficient": "EFFICIENT_ATTENTION",
     "torch.sdpa.cuda.cudnn": "CUDNN_ATTENTION",

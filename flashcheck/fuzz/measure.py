@@ -176,18 +176,23 @@ def mutants(names: list[str], seeds: int, seconds: float, out: Path, result: dic
         for field in ("seconds", "cases"):
             row[field] = statistics.median(r[field] if r["found"] else math.inf for r in runs)
         rows.append(row)
-        hits = [r for other in rows for r in other["runs"] if r["found"]]
-        result["summary"] = {
-            "mutants": len(rows),
-            "cpu_seconds_allowed": seconds,
-            "found": sum(row["seconds"] < math.inf for row in rows),
-            "median_cpu_seconds": statistics.median(row["seconds"] for row in rows),
-            "median_cases": statistics.median(row["cases"] for row in rows),
-            "not_found": [row["mutant"] for row in rows if row["seconds"] == math.inf],
-        } | {f"shrunk_{x}": statistics.median(r[x] for r in hits) for x in ("tokens", "heads") if hits}
+        result["summary"] = summary_of(rows, seconds)
         line = f"{name:32} {row['found']}/{len(runs)}  {row['seconds']:8.1f} s {row['cases']:6.0f} cases"
         print(line, flush=True)  # noqa: T201
         write_json(out, result)
+
+
+def summary_of(rows: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    """Medians over the faults in ``rows``, each with ``seconds`` of CPU time a seed."""
+    hits = [run for row in rows for run in row["runs"] if run["found"]]
+    return {
+        "mutants": len(rows),
+        "cpu_seconds_allowed": seconds,
+        "found": sum(row["seconds"] < math.inf for row in rows),
+        "median_cpu_seconds": statistics.median(row["seconds"] for row in rows),
+        "median_cases": statistics.median(row["cases"] for row in rows),
+        "not_found": [row["mutant"] for row in rows if row["seconds"] == math.inf],
+    } | {f"shrunk_{x}": statistics.median(r[x] for r in hits) for x in ("tokens", "heads") if hits}
 
 
 def groups(names: list[str], seconds: float, seed: int, out: Path, result: dict[str, Any]) -> None:

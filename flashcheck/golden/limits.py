@@ -104,7 +104,7 @@ def tensor_bounds(
         forward = forward_bound(problem, reference.quantities, arithmetic, machine)
     yield "out", forward.out
     yield "lse", forward.lse
-    if "dq" not in tensors or arithmetic.normalise == "before_product":
+    if "dq" not in tensors or arithmetic.keeps_probabilities:
         return  # an eager backward reads its own P, not what is stored
     out, lse = stored_forward(problem, tensors)
     exact, quantities = fp64.backward(problem, out, lse), reference.quantities

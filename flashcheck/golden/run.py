@@ -150,7 +150,7 @@ def _answers(judged: Judged, data: Data) -> Iterator[tuple[str, Tensor]]:
     stored = stored_of(data)
     if stored is None or judged.kernel.backward is None or judged.problem.dlse is not None:
         return
-    if judged.rules.arithmetic.normalise == "before_product":  # it reads its own P, not what is stored
+    if judged.rules.arithmetic.keeps_probabilities:  # it reads its own P, not what is stored
         return
     moved = on_device(judged.problem, judged.device)
     try:

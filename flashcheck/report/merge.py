@@ -42,6 +42,11 @@ def merged(parts: Sequence[Certificate]) -> Certificate:
         }
     )
     missing = {d: labels for p in parts for d, labels in p.coverage.missing.items()}
+    counts = {
+        "missing": missing,
+        "pairs": {d: n for p in parts for d, n in p.coverage.pairs.items()},
+        "triples": {d: n for p in parts for d, n in p.coverage.triples.items()},
+    }
     whole = first.model_copy(
         update={
             "run": run,
@@ -49,9 +54,11 @@ def merged(parts: Sequence[Certificate]) -> Certificate:
             "checks": [c for p in parts for c in p.checks],
             "findings": [f for p in parts for f in p.findings],
             "slack": [s for p in parts for s in p.slack],
+            "oracle": [x for p in parts for x in p.oracle],
+            "tilings": {d: text for p in parts for d, text in p.tilings.items()},
             "pictures": [x for p in parts for x in p.pictures],
             "problems": {key: spec for p in parts for key, spec in p.problems.items()},
-            "coverage": first.coverage.model_copy(update={"missing": missing}),
+            "coverage": first.coverage.model_copy(update=counts),
             "judge_faults": list(dict.fromkeys(x for p in parts for x in p.judge_faults)),
         }
     )

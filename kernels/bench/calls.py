@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernels.forward_kernel import launch_forward
 from kernels.hopper.backward_dkdv import launch_hopper_dkdv
 from kernels.hopper.backward_dq import launch_hopper_dq
-from kernels.hopper.forward import launch_hopper_forward
+from kernels.hopper.forward import launch_hopper_forward, launch_hopper_products
 from kernels.operands import Operands
 from kernels.options import Options
+from kernels.quantise import columns
 from kernels.score_path import plain_path
 from kernels.tuning import Tile
 
@@ -28,7 +28,7 @@ def call(
     """A launch of ``kernel``, a name of `kernels.bench.candidates`; results are laid out as the tensors are.
 
     Args:
-        section: heads that run side by side, None for the default; the portable forward has none.
+        section: heads that run side by side, None for the default.
     """
     dout, q, k, v, lse, delta = tensors
     if kernel == "forward":
@@ -38,26 +38,24 @@ def call(
     if kernel == "dq":
         return lambda: (launch_hopper_dq(dout, q, k, v, lse, delta, options, tile, section),)
     if kernel == "packed":
-        return _packed(q, k, v, options, tile)
+        return _packed(q, k, v, options, tile, section)
     q, k, v = (x.to(FP8_DTYPE) for x in (q, k, v))
-    if kernel == "fp8-columns":
-        v = v.mT.contiguous().mT
     path = plain_path(FP8_DTYPE)
-    return lambda: launch_forward(Operands(q, k, v), options, path, tile)
+    operands = Operands(q, k, columns(v))
+    return lambda: launch_hopper_products(operands, options, path, tile, section)
 
 
 def _packed(
-    q: Tensor, k: Tensor, v: Tensor, options: Options, tile: Tile
+    q: Tensor, k: Tensor, v: Tensor, options: Options, tile: Tile, section: int | None
 ) -> Callable[[], tuple[Tensor, ...]]:
     """The batch as segments of a batch of 1."""
     batch, heads, num_queries, dim = q.shape
     ends = [torch.arange(batch + 1, dtype=torch.int32, device=q.device) * x.shape[2] for x in (q, k)]
-    packed = replace(options, cu_q=ends[0], cu_k=ends[1])
-    path = plain_path(q.dtype)
-    operands = Operands(*(x.transpose(0, 1).flatten(1, 2)[None].contiguous() for x in (q, k, v)))
+    packed = replace(options, cu_q=ends[0], cu_k=ends[1], segments=batch)
+    flat = [x.transpose(0, 1).flatten(1, 2)[None].contiguous() for x in (q, k, v)]
 
     def run() -> tuple[Tensor, ...]:
-        out, lse = launch_forward(operands, packed, path, tile)
+        out, lse = launch_hopper_forward(flat[0], flat[1], flat[2], packed, tile, section)
         return (
             out.view(heads, batch, num_queries, dim).transpose(0, 1),
             lse.view(heads, batch, num_queries).transpose(0, 1),

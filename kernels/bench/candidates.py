@@ -10,20 +10,25 @@ from __future__ import annotations
 from kernels.tuning import Tile
 
 KERNELS = ("forward", "dkdv", "dq")
-# The portable forward: with e4m3 inputs; the same with v's columns contiguous, as the matrix unit wants fp8
-# (making them so is not timed); and with packed bf16 inputs.
-PORTABLE = ("fp8", "fp8-columns", "packed")
+# The forward besides: with e4m3 inputs, v with keys contiguous (making it so is not timed); and packed bf16
+# inputs. As many keys a tile as other options of the same calls have, so that any of them may be entered.
+OTHERS = ("fp8", "packed")
 
 _FP8 = (
-    (64, 64, 4, 3),
-    (64, 64, 4, 4),
     (64, 128, 4, 2),
     (64, 128, 4, 3),
-    (128, 64, 8, 3),
-    (128, 64, 8, 4),
+    (64, 128, 4, 4),
     (128, 128, 8, 2),
     (128, 128, 8, 3),
     (128, 128, 8, 4),
+)
+_PACKED = (
+    (64, 64, 4, 2),
+    (64, 64, 4, 3),
+    (128, 64, 4, 2),
+    (128, 64, 4, 3),
+    (128, 64, 8, 2),
+    (128, 64, 8, 3),
 )
 _SHAPES: dict[tuple[str, int], tuple[tuple[int, ...], ...]] = {
     # (block_m, block_n, warps, stages[, registers])
@@ -103,19 +108,10 @@ _SHAPES: dict[tuple[str, int], tuple[tuple[int, ...], ...]] = {
         (128, 128, 8, 1),
         (128, 128, 8, 2),
     ),
+    ("fp8", 64): _FP8,
     ("fp8", 128): _FP8,
-    ("fp8-columns", 128): _FP8,
-    # 64 keys each: as many as calls of other options have, so that any of them may be entered.
-    ("packed", 128): (
-        (64, 64, 4, 2),
-        (64, 64, 4, 3),
-        (64, 64, 4, 4),
-        (128, 64, 4, 2),
-        (128, 64, 4, 3),
-        (128, 64, 8, 2),
-        (128, 64, 8, 3),
-        (128, 64, 8, 4),
-    ),
+    ("packed", 64): _PACKED,
+    ("packed", 128): _PACKED,
     ("dq", 256): ((64, 32, 8, 2), (64, 64, 8, 2), (64, 64, 8, 1), (128, 32, 8, 1)),
 }
 
@@ -123,3 +119,8 @@ _SHAPES: dict[tuple[str, int], tuple[tuple[int, ...], ...]] = {
 def candidates(kernel: str, head_dim: int) -> list[Tile]:
     """What to time; nothing where there is nothing to choose from."""
     return [Tile(*shape) for shape in _SHAPES.get((kernel, head_dim), ())]
+
+
+def all_candidates() -> dict[tuple[str, int], list[Tile]]:
+    """Everything there is to time, by kernel and head dim."""
+    return {key: candidates(*key) for key in _SHAPES}

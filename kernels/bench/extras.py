@@ -20,6 +20,9 @@ from kernels.bench.methods import CUDNN, EAGER, OURS, attention
 from kernels.bench.problems import TOKENS, WIDTH, Size, size
 from kernels.bench.timing import Run, alternating, host_microseconds
 from kernels.interface import flash_attention
+from kernels.options import parse_options
+from kernels.quantise import columns, prepare
+from kernels.score_path import path_of
 
 _DIM = 128
 
@@ -167,14 +170,27 @@ def host(scale: Scale) -> dict[str, Any]:
 
 
 def fp8(scale: Scale) -> dict[str, Any]:
-    """Forward with q, k, v stored in fp8, against bf16."""
+    """Forward in fp8 against bf16, whole, and what of it goes into preparing the operands."""
     if "score" not in inspect.signature(flash_attention).parameters:
         return {"e4m3": "not supported yet"}
     problem, base = _dense(scale)
-    q, k, v = (x.to(torch.float8_e4m3fn) for x in problem.tensors(scale.device))
-    times = alternating({"forward": lambda: flash_attention(q, k, v)}, scale.budget)
-    speed = problem.operations(False) / times["forward"] / 1e9
-    return {"e4m3": _against({"forward": speed}, base)}
+    wide = problem.tensors(scale.device)
+    q, k, v = (x.to(torch.float8_e4m3fn) for x in wide)
+    turned, path = columns(v), path_of(torch.bfloat16, "e4m3")
+    plain = parse_options(q, k)
+    runs: dict[str, Run] = {
+        "e4m3": lambda: flash_attention(q, k, v),
+        "e4m3, v's keys contiguous": lambda: flash_attention(q, k, turned),
+        "turning v": lambda: columns(v),
+        "bf16, score='e4m3'": lambda: flash_attention(*wide, score="e4m3"),
+        "converting bf16": lambda: prepare(*wide, plain, path),
+    }
+    found: dict[str, Any] = {}
+    for name, milliseconds in alternating(runs, scale.budget).items():
+        found[name] = {"milliseconds": milliseconds}
+        if name not in ("turning v", "converting bf16"):
+            found[name] |= _against({"forward": problem.operations(False) / milliseconds / 1e9}, base)
+    return found
 
 
 EXTRAS: dict[str, Callable[[Scale], dict[str, Any]]] = {

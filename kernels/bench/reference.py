@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.bench.calls import FP8_DTYPE, Tensors
-from kernels.bench.candidates import PORTABLE
+from kernels.bench.candidates import OTHERS
 
 # Largest accepted error as a fraction: of norms, and of the largest element. A wrong tile is far outside
 # both; the proper judgement of accuracy is the checker's.
@@ -59,7 +59,7 @@ def problem(
     return (dout, q, k, v, lse, delta), exact
 
 
-RESULTS = {**dict.fromkeys(("forward", *PORTABLE), ("out", "lse")), "dkdv": ("dk", "dv"), "dq": ("dq",)}
+RESULTS = {**dict.fromkeys(("forward", *OTHERS), ("out", "lse")), "dkdv": ("dk", "dv"), "dq": ("dq",)}
 
 
 def worst_error(kernel: str, got: tuple[Tensor, ...], exact: dict[str, Tensor]) -> float:

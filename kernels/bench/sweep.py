@@ -1,6 +1,6 @@
 """Times launch configurations of the kernels: ``python -m kernels.bench.sweep --json FILE``.
 
-The Hopper kernels by default; ``--kernels fp8,fp8-columns,packed`` for the portable forward.
+The dense 16-bit kernels by default; ``--kernels fp8,packed`` for the forward of others.
 
 Compiles every candidate in parallel first; then, a group (kernel, head dim, mask) at a time and each in a
 process of its own, judges every candidate against fp64 and fp32 references and for repeatability, times it,
@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import triton
 
-from kernels.bench.candidates import KERNELS, PORTABLE, candidates
+from kernels.bench.candidates import KERNELS, OTHERS, candidates
 from kernels.bench.problems import TOKENS, WIDTH, size
 
 _ROOT = Path(__file__).parents[2]
@@ -165,16 +165,16 @@ def main() -> int:
     parser.add_argument(
         "--kernels",
         default=",".join(KERNELS),
-        help=f"of {', '.join((*KERNELS, *PORTABLE))}; default {','.join(KERNELS)}",
+        help=f"of {', '.join((*KERNELS, *OTHERS))}; default {','.join(KERNELS)}",
     )
     parser.add_argument(
         "--compile-only", action="store_true", help="no measurement: resources, without a GPU"
     )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="compiling processes")
     arguments = parser.parse_args()
-    unknown = set(arguments.kernels.split(",")) - {*KERNELS, *PORTABLE}
+    unknown = set(arguments.kernels.split(",")) - {*KERNELS, *OTHERS}
     if unknown:
-        parser.error(f"--kernels: {', '.join(sorted(unknown))} is none of {', '.join((*KERNELS, *PORTABLE))}")
+        parser.error(f"--kernels: {', '.join(sorted(unknown))} is none of {', '.join((*KERNELS, *OTHERS))}")
     start = time.monotonic()
     on_gpu = torch.cuda.is_available()
     lengths, tokens, width = ([1024, 4096, 16384], TOKENS, WIDTH) if on_gpu else ([40], 40, 128)
@@ -220,9 +220,8 @@ def main() -> int:
         else:
             # A group may use what is left, shared among those still to come; the first get a little more.
             lines = measure(group, min(left, 1.5 * left / (len(groups) - i)))
-            ordered = group["kernel"] in KERNELS
             best_lines = sorted(lines, key=lambda x: -speed(group, x))[:1]
-            if best_lines and usable(best_lines[0]) and ordered and on_gpu and left > 20:
+            if best_lines and usable(best_lines[0]) and on_gpu and left > 20:
                 orders = {**group, "tiles": [best_lines[0]["tile"]], "sections": [1, 4, 16, 1 << 20]}
                 lines += measure(orders, min(left, 20.0))
             lines = [{**resources.get(_key(group, list(line["tile"])), {}), **line} for line in lines]

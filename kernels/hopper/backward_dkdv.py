@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.gradients import probabilities, score_gradient
 from kernels.hopper.calls import descriptor, section_heads
 from kernels.hopper.order import work_item
+from kernels.hopper.packed import bounds, masked_rows, segment_of, slots
 from kernels.launch import device_of
 from kernels.masking import band_sees, tile_range
 from kernels.options import Options
@@ -20,7 +21,9 @@ from kernels.scores import LOG2E
 from kernels.tuning import Tile, hopper_tile, padded
 
 
-@triton.jit(do_not_specialize=["n_tiles", "n_rows", "section", "n_queries", "n_keys", "left", "right"])
+@triton.jit(
+    do_not_specialize=["n_tiles", "n_rows", "section", "n_queries", "n_keys", "left", "right", "n_segments"]
+)
 def _hopper_dkdv_kernel(
     d_q,
     d_k,
@@ -43,6 +46,13 @@ def _hopper_dkdv_kernel(
     sigma,
     left,
     right,
+    p_cu_q,
+    p_cu_k,
+    n_segments,
+    p_q,
+    s_q,
+    p_do,
+    s_do,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -50,18 +60,28 @@ def _hopper_dkdv_kernel(
     BOTTOM_RIGHT: tl.constexpr,
     HAS_LEFT: tl.constexpr,
     HAS_RIGHT: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
     # Under a causal mask the first keys are seen by the most queries: they start first.
     i_t, i_bh = work_item(tl.program_id(0), n_tiles, n_rows, section)
     i_b = i_bh // n_kv_heads
     i_hk = i_bh % n_kv_heads
+    q_start = 0
+    k_start = 0
+    total = n_keys
+    if PACKED:
+        i_s, i_t = segment_of(i_t, n_segments, p_cu_k, BLOCK_N)
+        q_start, n_queries = bounds(i_s, p_cu_q, n_queries)
+        k_start, n_keys = bounds(i_s, p_cu_k, n_keys)
+        if i_t * BLOCK_N >= n_keys:
+            return
     i_n = i_t * BLOCK_N
     shift = n_keys - n_queries if BOTTOM_RIGHT else 0 * n_keys
 
     o_j = i_n + tl.arange(0, BLOCK_N)
     o_m = tl.arange(0, BLOCK_M)
-    b_k = d_k.load([i_b, i_hk, i_n, 0]).reshape(BLOCK_N, BLOCK_D)
-    b_v = d_v.load([i_b, i_hk, i_n, 0]).reshape(BLOCK_N, BLOCK_D)
+    b_k = d_k.load([i_b, i_hk, k_start + i_n, 0]).reshape(BLOCK_N, BLOCK_D)
+    b_v = d_v.load([i_b, i_hk, k_start + i_n, 0]).reshape(BLOCK_N, BLOCK_D)
     b_dk = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
     b_dv = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
     last = tl.minimum(i_n + BLOCK_N, n_keys) - 1
@@ -70,16 +90,25 @@ def _hopper_dkdv_kernel(
     )
     for i_g in tl.range(0, group):
         i_h = i_hk * group + i_g
-        p_lse_head = p_lse + i_b.to(tl.int64) * s_lse[0] + i_h.to(tl.int64) * s_lse[1]
-        p_delta_head = p_delta + i_b.to(tl.int64) * s_delta[0] + i_h.to(tl.int64) * s_delta[1]
+        p_lse_head = p_lse + i_b.to(tl.int64) * s_lse[0] + i_h.to(tl.int64) * s_lse[1] + q_start
+        p_delta_head = p_delta + i_b.to(tl.int64) * s_delta[0] + i_h.to(tl.int64) * s_delta[1] + q_start
         # Queries above the full tiles (causality has them), the full tiles, and queries below them.
         for i_part in tl.static_range(0 if HAS_RIGHT else 1, 3):
             part_start = start if i_part == 0 else (full_start if i_part == 1 else full_stop)
             part_stop = tl.minimum(full_start, stop) if i_part == 0 else (full_stop if i_part == 1 else stop)
             for i_m in tl.range(part_start, part_stop, BLOCK_M):
                 o_i = i_m + o_m
-                b_q = d_q.load([i_b, i_h, i_m, 0]).reshape(BLOCK_M, BLOCK_D)
-                b_do = d_do.load([i_b, i_h, i_m, 0]).reshape(BLOCK_M, BLOCK_D)
+                if PACKED and i_part != 1:
+                    # P and dS of the next segment's rows are zero, but zero times their NaN is not.
+                    b_q = masked_rows(
+                        p_q + i_h.to(tl.int64) * s_q[1], s_q[2], q_start, o_i, n_queries, D, BLOCK_D
+                    )
+                    b_do = masked_rows(
+                        p_do + i_h.to(tl.int64) * s_do[1], s_do[2], q_start, o_i, n_queries, D, BLOCK_D
+                    )
+                else:
+                    b_q = d_q.load([i_b, i_h, q_start + i_m, 0]).reshape(BLOCK_M, BLOCK_D)
+                    b_do = d_do.load([i_b, i_h, q_start + i_m, 0]).reshape(BLOCK_M, BLOCK_D)
                 if i_part != 1:
                     b_lse2 = tl.load(p_lse_head + o_i, mask=o_i < n_queries, other=0.0) * LOG2E
                     b_delta = tl.load(p_delta_head + o_i, mask=o_i < n_queries, other=0.0)
@@ -106,7 +135,7 @@ def _hopper_dkdv_kernel(
                 b_ds = score_gradient(b_p, b_dp, b_delta[None, :], m_seen, i_part != 1)
                 b_dk = tl.dot(b_ds.to(b_q.dtype), b_q, b_dk)
 
-    o_out = (i_bh.to(tl.int64) * n_keys + i_n) * D
+    o_out = (i_bh.to(tl.int64) * total + k_start + i_n) * D
     o_d = tl.arange(0, BLOCK_D)[None, :]
     o_out += tl.arange(0, BLOCK_N)[:, None] * D + o_d
     m_write = (o_j < n_keys)[:, None] & (o_d < D)
@@ -138,7 +167,11 @@ def launch_hopper_dkdv(
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     banded = options.left is not None or options.right is not None
     tile = tile or hopper_tile("dkdv", q.device.type, head_dim, banded, num_queries, num_keys)
-    num_tiles = triton.cdiv(num_keys, tile.block_n)
+    packed = options.cu_k is not None
+    if packed:
+        num_tiles = slots(num_keys, options.segments, tile.block_n)
+    else:
+        num_tiles = triton.cdiv(num_keys, tile.block_n)
     group = q.shape[1] // kv_heads
     if section is None:
         section = section_heads(q, 1, batch * kv_heads) if banded else 1
@@ -165,6 +198,13 @@ def launch_hopper_dkdv(
             options.sigma,
             options.left or 0,
             options.right or 0,
+            options.cu_q,
+            options.cu_k,
+            options.segments,
+            q if packed else None,
+            q.stride(),
+            dout if packed else None,
+            dout.stride(),
             D=head_dim,
             BLOCK_D=padded(head_dim),
             BLOCK_M=tile.block_m,
@@ -172,6 +212,7 @@ def launch_hopper_dkdv(
             BOTTOM_RIGHT=options.bottom_right,
             HAS_LEFT=options.left is not None,
             HAS_RIGHT=options.right is not None,
+            PACKED=packed,
             **tile.launch(),
         )
     return dk, dv

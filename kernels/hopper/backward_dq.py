@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.gradients import probabilities, score_gradient
 from kernels.hopper.calls import descriptor, section_heads
 from kernels.hopper.order import work_item
+from kernels.hopper.packed import bounds, masked_rows, segment_of, slots
 from kernels.launch import device_of
 from kernels.masking import band_sees, tile_range
 from kernels.options import Options
@@ -17,7 +18,9 @@ from kernels.scores import LOG2E
 from kernels.tuning import Tile, hopper_tile, padded
 
 
-@triton.jit(do_not_specialize=["n_tiles", "n_rows", "section", "n_queries", "n_keys", "left", "right"])
+@triton.jit(
+    do_not_specialize=["n_tiles", "n_rows", "section", "n_queries", "n_keys", "left", "right", "n_segments"]
+)
 def _hopper_dq_kernel(
     d_q,
     d_k,
@@ -39,6 +42,11 @@ def _hopper_dq_kernel(
     sigma,
     left,
     right,
+    p_cu_q,
+    p_cu_k,
+    n_segments,
+    p_k,
+    s_k,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -46,20 +54,32 @@ def _hopper_dq_kernel(
     BOTTOM_RIGHT: tl.constexpr,
     HAS_LEFT: tl.constexpr,
     HAS_RIGHT: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
     i_t, i_bh = work_item(tl.program_id(0), n_tiles, n_rows, section)
     i_b = i_bh // n_heads
     i_h = i_bh % n_heads
-    i_m = (n_tiles - 1 - i_t) * BLOCK_M
+    i_t = n_tiles - 1 - i_t
+    q_start = 0
+    k_start = 0
+    total = n_queries
+    if PACKED:
+        i_s, i_t = segment_of(i_t, n_segments, p_cu_q, BLOCK_M)
+        q_start, n_queries = bounds(i_s, p_cu_q, n_queries)
+        k_start, n_keys = bounds(i_s, p_cu_k, n_keys)
+        if i_t * BLOCK_M >= n_queries:
+            return
+        p_k += (i_h // group).to(tl.int64) * s_k[1]
+    i_m = i_t * BLOCK_M
     shift = n_keys - n_queries if BOTTOM_RIGHT else 0 * n_keys
 
     o_m = i_m + tl.arange(0, BLOCK_M)
     o_n = tl.arange(0, BLOCK_N)
     m_row = o_m < n_queries
-    b_q = d_q.load([i_b, i_h, i_m, 0]).reshape(BLOCK_M, BLOCK_D)
-    b_do = d_do.load([i_b, i_h, i_m, 0]).reshape(BLOCK_M, BLOCK_D)
-    p_lse += i_b.to(tl.int64) * s_lse[0] + i_h.to(tl.int64) * s_lse[1]
-    p_delta += i_b.to(tl.int64) * s_delta[0] + i_h.to(tl.int64) * s_delta[1]
+    b_q = d_q.load([i_b, i_h, q_start + i_m, 0]).reshape(BLOCK_M, BLOCK_D)
+    b_do = d_do.load([i_b, i_h, q_start + i_m, 0]).reshape(BLOCK_M, BLOCK_D)
+    p_lse += i_b.to(tl.int64) * s_lse[0] + i_h.to(tl.int64) * s_lse[1] + q_start
+    p_delta += i_b.to(tl.int64) * s_delta[0] + i_h.to(tl.int64) * s_delta[1] + q_start
     b_lse2 = tl.load(p_lse + o_m, mask=m_row, other=0.0) * LOG2E
     b_delta = tl.load(p_delta + o_m, mask=m_row, other=0.0)
     b_dq = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
@@ -79,8 +99,12 @@ def _hopper_dq_kernel(
         part_start = start if i_part == 0 else (full_start if i_part == 1 else full_stop)
         part_stop = tl.minimum(full_start, stop) if i_part == 0 else (full_stop if i_part == 1 else stop)
         for i_n in tl.range(part_start, part_stop, BLOCK_N):
-            b_k = d_k.load([i_b, i_h // group, i_n, 0]).reshape(BLOCK_N, BLOCK_D)
-            b_v = d_v.load([i_b, i_h // group, i_n, 0]).reshape(BLOCK_N, BLOCK_D)
+            if PACKED and i_part != 1:
+                # dS of the next segment's rows is zero, but zero times their NaN is not.
+                b_k = masked_rows(p_k, s_k[2], k_start, i_n + o_n, n_keys, D, BLOCK_D)
+            else:
+                b_k = d_k.load([i_b, i_h // group, k_start + i_n, 0]).reshape(BLOCK_N, BLOCK_D)
+            b_v = d_v.load([i_b, i_h // group, k_start + i_n, 0]).reshape(BLOCK_N, BLOCK_D)
             b_s = tl.dot(b_q, b_k.T)
             b_dp = tl.dot(b_do, b_v.T)
             m_seen = (o_n >= 0)[None, :]
@@ -100,7 +124,7 @@ def _hopper_dq_kernel(
             b_ds = score_gradient(b_p, b_dp, b_delta[:, None], m_seen, i_part != 1)
             b_dq = tl.dot(b_ds.to(b_k.dtype), b_k, b_dq)
 
-    o_out = (i_bh.to(tl.int64) * n_queries + i_m) * D
+    o_out = (i_bh.to(tl.int64) * total + q_start + i_m) * D
     o_d = tl.arange(0, BLOCK_D)[None, :]
     o_out += tl.arange(0, BLOCK_M)[:, None] * D + o_d
     tl.store(p_dq + o_out, (b_dq * scale).to(p_dq.dtype.element_ty), mask=m_row[:, None] & (o_d < D))
@@ -129,7 +153,11 @@ def launch_hopper_dq(
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     banded = options.left is not None or options.right is not None
     tile = tile or hopper_tile("dq", q.device.type, head_dim, banded, num_queries, num_keys)
-    num_tiles = triton.cdiv(num_queries, tile.block_m)
+    packed = options.cu_q is not None
+    if packed:
+        num_tiles = slots(num_queries, options.segments, tile.block_m)
+    else:
+        num_tiles = triton.cdiv(num_queries, tile.block_m)
     group = heads // k.shape[1]
     if section is None:
         section = section_heads(k, group, batch * heads) if banded else group
@@ -155,6 +183,11 @@ def launch_hopper_dq(
             options.sigma,
             options.left or 0,
             options.right or 0,
+            options.cu_q,
+            options.cu_k,
+            options.segments,
+            k if packed else None,
+            k.stride(),
             D=head_dim,
             BLOCK_D=padded(head_dim),
             BLOCK_M=tile.block_m,
@@ -162,6 +195,7 @@ def launch_hopper_dq(
             BOTTOM_RIGHT=options.bottom_right,
             HAS_LEFT=options.left is not None,
             HAS_RIGHT=options.right is not None,
+            PACKED=packed,
             **tile.launch(),
         )
     return dq

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.operands import Operands
 from kernels.options import LOG2E, Options, is_plain_factor
+from kernels.score_path import FP8, ScorePath
 from kernels.tuning import HOPPER_HEAD_DIMS, architecture, hopper_has, padded
 
 _ALIGNMENT = 16  # bytes, of a descriptor's base and strides
+_SCALES_OF_ROWS = 2  # of `ScorePath.scales_mode`
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, options: Options, *others: Tensor) -> bool:
@@ -26,11 +30,42 @@ def takes(q: Tensor, k: Tensor, v: Tensor, options: Options, *others: Tensor) ->
 def possible(q: Tensor, k: Tensor, v: Tensor, options: Options, *others: Tensor) -> bool:
     """Whether the kernels cover the options, dtype and dims, and the copy engine can read all tensors."""
     return (
-        simple(options)
+        (simple(options) or packed(options))
         and q.element_size() == 2
         and q.shape[3] == v.shape[3]
         and padded(q.shape[3]) in HOPPER_HEAD_DIMS
         and all(_readable(x) for x in (q, k, v, *others))
+    )
+
+
+def takes_fp8(operands: Operands, options: Options, path: ScorePath) -> bool:
+    """Whether the Hopper forward runs a call whose products are fp8."""
+    return architecture(operands.q.device.type) == "sm90" and fp8_possible(operands, options, path)
+
+
+def fp8_possible(operands: Operands, options: Options, path: ScorePath) -> bool:
+    """`possible` of fp8 operands; v may lie in any way: it is copied where its keys are not contiguous."""
+    q, k, v = operands.q, operands.k, operands.v
+    return (
+        simple(options)
+        and path.operand in FP8
+        and path.scales_mode != _SCALES_OF_ROWS
+        and q.shape[3] == v.shape[3]
+        and padded(q.shape[3]) in HOPPER_HEAD_DIMS
+        and all(_readable(x) for x in (q, k))
+    )
+
+
+def columns_readable(v: Tensor) -> bool:
+    """Whether a descriptor can describe v with its keys contiguous."""
+    x = v.mT
+    return (
+        x.data_ptr() % _ALIGNMENT == 0
+        and x.stride(3) == 1
+        and all(
+            n == 1 or (stride > 0 and stride * x.element_size() % _ALIGNMENT == 0)
+            for n, stride in zip(x.shape[:3], x.stride()[:3], strict=True)
+        )
     )
 
 
@@ -40,10 +75,21 @@ def simple(options: Options) -> bool:
     return options.plain and not options.data_mask and dense and options.sink is None
 
 
+def packed(options: Options) -> bool:
+    """`simple`, but for packed segments."""
+    return options.cu_q is not None and simple(replace(options, cu_q=None, cu_k=None))
+
+
 def simple_by_name(given: Mapping[str, Any]) -> bool:
     """`simple`, asked of the options as a user gives them."""
     scale = given.get("scale")
     return set(given) <= {"scale", "causal", "window"} and (scale is None or is_plain_factor(scale * LOG2E))
+
+
+def packed_by_name(given: Mapping[str, Any]) -> bool:
+    """`packed`, asked of the options as a user gives them."""
+    rest = {name: x for name, x in given.items() if name not in {"cu_seqlens_q", "cu_seqlens_k"}}
+    return given.get("cu_seqlens_q") is not None and simple_by_name(rest)
 
 
 def _readable(x: Tensor) -> bool:
@@ -65,6 +111,14 @@ def descriptor(x: Tensor, rows: int) -> TensorDescriptor:
     # The stride of a dimension of one entry is never used, but has to be legal.
     strides = [s if n > 1 else x.shape[3] for n, s in zip(x.shape[:3], x.stride()[:3], strict=True)]
     return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, padded(x.shape[3])])
+
+
+def columns_descriptor(v: Tensor, rows: int) -> TensorDescriptor:
+    """Tiles of ``rows`` keys of one (batch, head), a dim a row; what lies outside reads as zero."""
+    x = v.mT
+    aligned = -(-x.shape[3] // _ALIGNMENT) * _ALIGNMENT
+    strides = [s if n > 1 else aligned for n, s in zip(x.shape[:3], x.stride()[:3], strict=True)]
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, padded(x.shape[2]), rows])
 
 
 def section_heads(kv: Tensor, group: int, total_heads: int, budget: int = 32 << 20) -> int:

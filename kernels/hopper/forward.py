@@ -7,19 +7,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.hopper.calls import descriptor, section_heads
+from kernels.hopper.calls import columns_descriptor, descriptor, section_heads
 from kernels.hopper.order import work_item
-from kernels.launch import device_of
+from kernels.hopper.packed import bounds, masked_rows, segment_of, slots
+from kernels.launch import device_of, with_strides
 from kernels.masking import band_sees, row_sees_any, tile_range
+from kernels.operands import Operands
 from kernels.options import Options
+from kernels.rounding import to_operand
+from kernels.score_path import FP8, ScorePath, plain_path
 from kernels.softmax import maximum_in_log2, online_softmax_step, softmax_start
+from kernels.tiles import head_factors
 from kernels.tuning import Tile, hopper_tile, padded
 
 LN2 = tl.constexpr(0.6931471805599453)
 _SHORT_ROWS = 64  # padded head dim
 
 
-@triton.jit(do_not_specialize=["n_tiles", "n_rows", "section", "n_queries", "n_keys", "left", "right"])
+@triton.jit(
+    do_not_specialize=["n_tiles", "n_rows", "section", "n_queries", "n_keys", "left", "right", "n_segments"]
+)
 def _hopper_forward_kernel(
     d_q,
     d_k,
@@ -37,6 +44,17 @@ def _hopper_forward_kernel(
     sigma,
     left,
     right,
+    p_cu_q,
+    p_cu_k,
+    n_segments,
+    p_v,
+    s_v,
+    p_qf,
+    s_qf,
+    p_kf,
+    s_kf,
+    p_vf,
+    s_vf,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -44,6 +62,12 @@ def _hopper_forward_kernel(
     BOTTOM_RIGHT: tl.constexpr,
     HAS_LEFT: tl.constexpr,
     HAS_RIGHT: tl.constexpr,
+    PACKED: tl.constexpr,
+    FORMAT: tl.constexpr,
+    P_SCALE: tl.constexpr,
+    PROMOTE: tl.constexpr,
+    SCALES: tl.constexpr,
+    V_COLUMNS: tl.constexpr,
     HAS_TAIL: tl.constexpr,
     NEGATIVE: tl.constexpr,
     SUBTRACT_FIRST: tl.constexpr,
@@ -51,12 +75,24 @@ def _hopper_forward_kernel(
     i_t, i_bh = work_item(tl.program_id(0), n_tiles, n_rows, section)
     i_b = i_bh // n_heads
     i_h = i_bh % n_heads
-    i_m = (n_tiles - 1 - i_t) * BLOCK_M
+    i_t = n_tiles - 1 - i_t
+    q_start = 0
+    k_start = 0
+    total = n_queries
+    if PACKED:
+        i_s, i_t = segment_of(i_t, n_segments, p_cu_q, BLOCK_M)
+        q_start, n_queries = bounds(i_s, p_cu_q, n_queries)
+        k_start, n_keys = bounds(i_s, p_cu_k, n_keys)
+        if i_t * BLOCK_M >= n_queries:
+            return
+        p_v += (i_h // group).to(tl.int64) * s_v[1]
+    i_m = i_t * BLOCK_M
     shift = n_keys - n_queries if BOTTOM_RIGHT else 0 * n_keys
 
+    sigma, _ = head_factors(sigma, 1.0, p_qf, s_qf, p_kf, s_kf, i_b, i_h, i_h // group, True, SCALES)
     o_m = i_m + tl.arange(0, BLOCK_M)
     o_n = tl.arange(0, BLOCK_N)
-    b_q = d_q.load([i_b, i_h, i_m, 0]).reshape(BLOCK_M, BLOCK_D)
+    b_q = d_q.load([i_b, i_h, q_start + i_m, 0]).reshape(BLOCK_M, BLOCK_D)
     b_acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     m_i, l_i = softmax_start(BLOCK_M, NEGATIVE, SUBTRACT_FIRST)
     start, full_start, full_stop, stop = tile_range(
@@ -76,7 +112,7 @@ def _hopper_forward_kernel(
         part_start = start if i_part == 0 else (full_start if i_part == 1 else full_stop)
         part_stop = tl.minimum(full_start, stop) if i_part == 0 else (full_stop if i_part == 1 else stop)
         for i_n in tl.range(part_start, part_stop, BLOCK_N):
-            b_k = d_k.load([i_b, i_h // group, i_n, 0]).reshape(BLOCK_N, BLOCK_D)
+            b_k = d_k.load([i_b, i_h // group, k_start + i_n, 0]).reshape(BLOCK_N, BLOCK_D)
             b_s = tl.dot(b_q, b_k.T)
             if i_part != 1:
                 m_seen = band_sees(
@@ -92,51 +128,86 @@ def _hopper_forward_kernel(
                 )
                 b_s = tl.where(m_seen, b_s, float("inf") if NEGATIVE else float("-inf"))
             b_p, b_alpha, m_i, l_i = online_softmax_step(b_s, sigma, m_i, l_i, NEGATIVE, SUBTRACT_FIRST)
-            b_v = d_v.load([i_b, i_h // group, i_n, 0]).reshape(BLOCK_N, BLOCK_D)
+            if PACKED and i_part != 1:
+                # Weights of the next segment's rows are zero, but zero times their NaN is not.
+                b_v = masked_rows(p_v, s_v[2], k_start, i_n + o_n, n_keys, D, BLOCK_D)
+            elif V_COLUMNS:
+                b_v = d_v.load([i_b, i_h // group, 0, i_n]).reshape(BLOCK_D, BLOCK_N).T
+            else:
+                b_v = d_v.load([i_b, i_h // group, k_start + i_n, 0]).reshape(BLOCK_N, BLOCK_D)
             b_acc = b_acc * b_alpha[:, None]
-            b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc)
+            b_p = to_operand(b_p if P_SCALE == 1.0 else b_p * P_SCALE, FORMAT)
+            if PROMOTE:
+                b_acc += tl.dot(b_p, b_v)
+            else:
+                b_acc = tl.dot(b_p, b_v, b_acc)
 
     # The mask says whether a row is empty, not m_i: see the portable kernel.
     m_any = row_sees_any(o_m, n_keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
     m_i = maximum_in_log2(m_i, sigma, SUBTRACT_FIRST)
     b_lse = tl.where(m_any, (m_i + tl.log2(l_i)) * LN2, float("-inf"))
-    b_o = tl.where(m_any[:, None], b_acc / l_i[:, None], 0.0)
+    b_o = b_acc / l_i[:, None]
+    if P_SCALE != 1.0:
+        b_o = b_o * (1.0 / P_SCALE)
+    if p_vf is not None:
+        b_o = b_o * tl.load(p_vf + i_b.to(tl.int64) * s_vf[0] + (i_h // group).to(tl.int64) * s_vf[1])
+    b_o = tl.where(m_any[:, None], b_o, 0.0)
     m_row = o_m < n_queries
-    p_o += i_b.to(tl.int64) * s_o[0] + i_h.to(tl.int64) * s_o[1] + i_m.to(tl.int64) * s_o[2]
+    p_o += i_b.to(tl.int64) * s_o[0] + i_h.to(tl.int64) * s_o[1] + (q_start + i_m).to(tl.int64) * s_o[2]
     o_d = tl.arange(0, BLOCK_D)[None, :]
     o_o = tl.arange(0, BLOCK_M)[:, None] * s_o[2] + o_d
     tl.store(p_o + o_o, b_o.to(p_o.dtype.element_ty), mask=m_row[:, None] & (o_d < D))
-    tl.store(p_lse + i_bh.to(tl.int64) * n_queries + o_m, b_lse, mask=m_row)
+    tl.store(p_lse + i_bh.to(tl.int64) * total + q_start + o_m, b_lse, mask=m_row)
 
 
 def launch_hopper_forward(
     q: Tensor, k: Tensor, v: Tensor, options: Options, tile: Tile | None = None, section: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """O and the natural log-sum-exp of a call that `kernels.hopper.calls.possible` accepts.
+    """`launch_hopper_products` of 16-bit inputs that `kernels.hopper.calls.possible` accepts."""
+    return launch_hopper_products(Operands(q, k, v), options, plain_path(q.dtype), tile, section)
+
+
+def launch_hopper_products(
+    operands: Operands,
+    options: Options,
+    path: ScorePath,
+    tile: Tile | None = None,
+    section: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """O and the natural log-sum-exp of operands that are ready for the products.
 
     Args:
+        operands: 16-bit, or fp8 with v's keys contiguous (`kernels.hopper.calls.fp8_possible`).
         tile: launch configuration; by default that of `kernels.tuning`.
         section: heads that run side by side (`kernels.hopper.order`); by default the faster of one and of
             what the cache holds.
     """
+    q, k, v = operands.q, operands.k, operands.v
     batch, heads, num_queries, head_dim = q.shape
     num_keys = k.shape[2]
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty(q.shape, dtype=path.output, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     banded = options.left is not None or options.right is not None
-    tile = tile or hopper_tile("forward", q.device.type, head_dim, banded, num_queries, num_keys)
-    num_tiles = triton.cdiv(num_queries, tile.block_m)
+    packed = options.cu_q is not None
+    fp8 = path.operand in FP8
+    if tile is None:
+        kind = "fp8" if fp8 else "forward"
+        tile = hopper_tile(kind, q.device.type, head_dim, banded, num_queries, num_keys, packed)
+    if packed:
+        num_tiles = slots(num_queries, options.segments, tile.block_m)
+    else:
+        num_tiles = triton.cdiv(num_queries, tile.block_m)
     group = heads // k.shape[1]
     if section is None:
         # Measured on an H200: several heads side by side pay only for short rows under a band; elsewhere one
-        # head (or group that shares its keys) after the other is faster.
+        # head (or group that shares its keys) after the other is faster. Not swept with packed segments.
         several = banded and padded(head_dim) <= _SHORT_ROWS
-        section = section_heads(k, group, batch * heads) if several else group
+        section = section_heads(k, group, batch * heads) if several or packed else group
     with device_of(q):
         _hopper_forward_kernel[(num_tiles * batch * heads,)](
             descriptor(q, tile.block_m),
             descriptor(k, tile.block_n),
-            descriptor(v, tile.block_n),
+            columns_descriptor(v, tile.block_n) if fp8 else descriptor(v, tile.block_n),
             out,
             out.stride(),
             lse,
@@ -150,6 +221,12 @@ def launch_hopper_forward(
             options.sigma,
             options.left or 0,
             options.right or 0,
+            options.cu_q,
+            options.cu_k,
+            options.segments,
+            v if packed else None,
+            v.stride(),
+            *with_strides(operands.q_factor, operands.k_factor, operands.v_factor),
             D=head_dim,
             BLOCK_D=padded(head_dim),
             BLOCK_M=tile.block_m,
@@ -157,9 +234,15 @@ def launch_hopper_forward(
             BOTTOM_RIGHT=options.bottom_right,
             HAS_LEFT=options.left is not None,
             HAS_RIGHT=options.right is not None,
-            HAS_TAIL=banded or num_keys % tile.block_n != 0,
+            PACKED=packed,
+            FORMAT=path.operand,
+            P_SCALE=path.probability_scale,
+            PROMOTE=path.promote,
+            SCALES=path.scales_mode,
+            V_COLUMNS=fp8,
+            HAS_TAIL=packed or banded or num_keys % tile.block_n != 0,
             NEGATIVE=options.sigma < 0,
-            SUBTRACT_FIRST=v.dtype == torch.float16,
+            SUBTRACT_FIRST=path.subtract_first,
             **tile.launch(),
         )
     return out, lse

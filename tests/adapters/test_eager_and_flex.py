@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.attention.flex_attention as flex_attention_module
 
 from flashcheck.adapters.flash_attn_like import follows_flash_attn
+from flashcheck.adapters.torch_flex_backward import by_autograd
 from flashcheck.bounds.forward import forward_bound
 from flashcheck.certify import certify
 from flashcheck.checks import Judged
+from flashcheck.formats import FP32
 from flashcheck.kernel import as_kernel
 from flashcheck.loading import load
 from flashcheck.oracle import fp64
@@ -67,6 +71,54 @@ def test_eager_gradients_mean_what_the_contract_means(options: dict[str, object]
     want = dense(p)
     for name, x in kernel.backward(p, torch.empty(0), torch.empty(0)).items():
         assert (x.double() - want[name]).abs().max() < 4e-6, name
+
+
+def _given(**options: object) -> tuple[Problem, torch.Tensor, torch.Tensor]:
+    """A problem in fp32 and a stored O and LSE that are not its own."""
+    p = problem_with(torch.float32, **options)
+    exact = fp64.forward(p)
+    return p, exact.out.float() + 0.25, exact.lse.float() - 0.5
+
+
+def _differs(p: Problem, out: torch.Tensor, lse: torch.Tensor, got: Mapping[str, torch.Tensor]) -> float:
+    exact = fp64.backward(p, out, lse)
+    return max(float((x.double() - getattr(exact, name)).abs().max()) for name, x in got.items())
+
+
+@pytest.mark.parametrize("case", [*FLEX_ONLY, "scale 0", "bias"])
+def test_flex_gradients_are_of_the_forward_that_is_given(case: str) -> None:
+    more = {"scale 0": {"scale": 0.0}, "bias": {"bias": torch.linspace(-1, 1, 53).view(1, 1, 1, 53)}}
+    p, out, lse = _given(**(FLEX_ONLY | more)[case])
+    backward = load("torch.flex.eager").backward
+    assert backward is not None
+    assert _differs(p, out, lse, backward(p, out, lse)) < 1e-5
+
+
+def test_compiled_flex_is_given_its_forward_through_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU with the back end that runs what torch.compile has traced, where torch refuses gradients."""
+    monkeypatch.setattr(flex_attention_module, "_validate_device", lambda *_: None)
+    compiled = torch.compile(flex_attention_module.flex_attention, backend="aot_eager", dynamic=False)
+    p, out, lse = _given(causal="bottom_right", softcap=3.0)
+    assert _differs(p, out, lse, by_autograd(compiled, p, out, lse)) < 1e-5
+
+
+@pytest.mark.parametrize("widened", [False, True])
+def test_flex_rounds_ds_as_it_declares(widened: bool) -> None:
+    """A declaration without its rounding of dS, or of that of a widened score, is refuted."""
+    kernel = load("torch.flex.eager")
+    g = torch.Generator().manual_seed(5)
+    k, v, dout = (2 * torch.randn(1, 2, 64, 16, generator=g) for _ in range(3))
+    k, v, dout = (x.bfloat16() for x in (k, v, dout))
+    bias = torch.zeros(1, 1, 1, 64) if widened else None
+    p = Problem(torch.zeros_like(k), k, v, dout=dout, scale=0.3, bias=bias)
+    right = kernel.arithmetic(p)
+    wrong = {"grad_score_format": FP32} if widened else {"scaled_grad_score_format": None}
+    margins = []
+    for declared in (right, replace(right, **wrong)):
+        dq = Judged(replace(kernel, arithmetic=lambda _, a=declared: a), p).measured_gradients["dQ"]  # type: ignore[misc]
+        assert dq.bound.centred is not None
+        margins.append(float(dq.bound.centred.margin(dq.got).max()))
+    assert margins[0] <= 1 < margins[1]
 
 
 @pytest.mark.parametrize(

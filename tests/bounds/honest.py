@@ -66,7 +66,7 @@ def margins(
     if bound.out.centred is not None:
         worst["out.C"] = bound.out.centred.margin(result.out)
     got = backward(p, result.out, result.lse, arithmetic, machine)
-    eager = declared.normalise == "before_product"
+    eager = declared.keeps_probabilities
     conditional = fp64.backward(p) if eager else fp64.backward(p, result.out, result.lse)
     scores = bound.scores
     given = Given(result.out, result.lse)

@@ -2,6 +2,7 @@
 
     python -m tests.bounds.soundness --cases 20000 --json soundness.json
 
+A kernel runs on the first device that it declares and that is here, a GPU before the CPU.
 Deterministic in (seed, kernels): case i is the same problem for the same kernel in every run. The file is
 the state too: a run that was stopped, or asked for more cases, goes on where it ended.
 """
@@ -9,7 +10,6 @@ the state too: a run that was stopped, or asked for more cases, goes on where it
 import argparse
 import contextlib
 import json
-import os
 import random
 import sys
 import time
@@ -17,14 +17,13 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-os.environ.setdefault("TRITON_INTERPRET", "1")
-
 import torch
 
 from flashcheck import emulator
 from flashcheck.checks import Judged
 from flashcheck.checks.rms import RmsTally
 from flashcheck.checks.score_tests import ScoreTally
+from flashcheck.devices import choose_device, device_lost, interpret_without_gpu
 from flashcheck.files import write_atomically
 from flashcheck.inputs.problems import Wishes, draw_spec, families_for
 from flashcheck.inputs.values import FAMILIES
@@ -115,7 +114,7 @@ class Run:
         self.lines: dict[str, Line] = {}
         self.families: Counter[str] = Counter()
         self.faults: list[str] = []
-        self.kernels: dict[str, Kernel] = {}
+        self.kernels: dict[str, tuple[Kernel, str]] = {}
         if path is not None and path.exists():
             self._resume(json.loads(path.read_text()))
 
@@ -142,16 +141,18 @@ class Run:
         }
         write_atomically(self.path, json.dumps(data, indent=1))
 
-    def kernel(self, name: str) -> Kernel:
+    def kernel(self, name: str) -> tuple[Kernel, str]:
+        """The kernel and its device."""
         if name not in self.kernels:
-            self.kernels[name] = load(name)
-            self.kernels[name].self_test()
+            kernel = load(name)
+            kernel.self_test()
+            self.kernels[name] = kernel, choose_device(None, kernel)
         return self.kernels[name]
 
     def case(self, number: int) -> None:
         """Judges case ``number``: its kernel, and a problem drawn for it."""
         name = self.order[number % len(self.order)]
-        kernel = self.kernel(name)
+        kernel, device = self.kernel(name)
         capabilities = kernel.capabilities
         rng = random.Random(f"{self.seed}/{number}")
         families = families_for(capabilities)
@@ -168,14 +169,14 @@ class Run:
             return
         self.families[family] += 1
         try:
-            self._judge(number, name, kernel, spec)
+            self._judge(number, name, Judged(kernel, spec.build(), device), spec)
         except Exception as error:
             self.faults.append(
                 f"case {number} {name} {spec.to_json()}: {type(error).__name__}: {error}"[:1000]
             )
 
-    def _judge(self, number: int, name: str, kernel: Kernel, spec) -> None:
-        judged = Judged(kernel, spec.build())
+    def _judge(self, number: int, name: str, judged: Judged, spec) -> None:
+        kernel = judged.kernel
         live = (~judged.empty_rows).unsqueeze(-1)
         bounds = {"O": judged.bound.out, "LSE": judged.bound.lse}
         measured = dict(judged.measured)
@@ -199,6 +200,9 @@ class Run:
             while self.done < cases:
                 self.case(self.done)
                 self.done += 1
+                if device_lost():
+                    self.faults.append(f"case {self.done - 1}: the GPU is lost to this process")
+                    break
                 now = time.perf_counter()
                 self.seconds = before + now - started
                 if now - saved > _SAVE_EVERY:
@@ -247,6 +251,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
+    interpret_without_gpu()
     torch.set_num_threads(1)
     parts = dict.fromkeys(given.kernels, 1) if given.kernels else {**PARTS, **TRITON}
     run = Run(parts, given.seed, given.json)

@@ -48,6 +48,12 @@ VARIANTS = {
     "splits": {"splits": 2, "block_keys": 16},
     "fp16 scores": {"score_format": FP16},
     "narrow gradient sums": {"grad_accumulator_format": BF16, "group_grad_format": BF16},
+    "softmax first, P taken again": {
+        "normalise": "before_product",
+        "backward_probability": "recomputed",
+        "grad_score_format": ARITHMETICS["flash.fp32"].probability_format,
+        "scaled_grad_score_format": BF16,
+    },
     "own exponentials": {"exp_error": 2.0**-12, "backward_exp_error": 2.0**-20, "exp_flush": 2.0**-60},
     "scale 448": {
         "probability_format": ARITHMETICS["flash.e4m3"].probability_format,

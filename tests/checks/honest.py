@@ -33,7 +33,7 @@ from flashcheck.checks import CHECKS, Judged, Record
 from flashcheck.checks.bias import BiasTally
 from flashcheck.checks.rms import RmsTally
 from flashcheck.checks.score_tests import ScoreTally
-from flashcheck.devices import choose_device, interpret_without_gpu
+from flashcheck.devices import choose_device, device_lost, interpret_without_gpu
 from flashcheck.errors import ArgumentError
 from flashcheck.files import write_atomically
 from flashcheck.inputs.problems import Wishes, Without, draw_spec, families_for
@@ -45,7 +45,17 @@ from flashcheck.report.build import versions
 from flashcheck.reruns import ALTERNATE, suits
 
 SEED = 90210
-OWN = ("kernels:flash_attention",)
+OWN = (
+    "kernels:flash_attention",
+    "kernels:flash_attention_e4m3",
+    "kernels:flash_attention_e5m2",
+    "kernels:flash_decode",
+    "kernels:score_fp16",
+    "kernels:score_bf16",
+    "kernels:score_tf32",
+    "kernels:score_e4m3",
+    "kernels:score_e5m2",
+)
 PARTS = dict.fromkeys(emulator.KERNELS, 10) | {
     "torch.sdpa.flash": 25,
     "torch.sdpa.math": 25,
@@ -313,6 +323,10 @@ class Run:
             while self.done < cases:
                 self.case(self.done)
                 self.done += 1
+                if device_lost():
+                    name = self.order[(self.done - 1) % len(self.order)]
+                    self.sources[name].fails(f"case {self.done - 1}: the GPU is lost to this process")
+                    break
                 self.seconds, self.wall = time.process_time() - cpu, time.perf_counter() - wall
                 if time.perf_counter() - saved > _SAVE_EVERY:
                     saved = time.perf_counter()

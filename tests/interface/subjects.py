@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import os
 import signal
+import time
 from functools import partial
 
 import torch
@@ -60,3 +63,31 @@ def plain(
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(hidden, -torch.inf)
     return scores.softmax(-1) @ v
+
+
+def _noted(problem: Problem) -> ForwardResult:
+    """Notes its process and the problem in the folder that NOTES names; takes NAP seconds more."""
+    folder = os.environ.get("NOTES")
+    if folder:
+        with open(f"{folder}/{os.getpid()}", "a", encoding="utf-8") as file:
+            file.write(f"{problem.num_queries} {problem.num_keys} {problem.head_dim} {problem.seed}\n")
+    time.sleep(float(os.environ.get("NAP", "0")))
+    return attend(problem)
+
+
+def _dies_ahead(problem: Problem) -> ForwardResult:
+    """Ends every process but the judge's on longer problems."""
+    if multiprocessing.parent_process() is not None and problem.num_queries > 20:
+        ctypes.string_at(8)
+    return _noted(problem)
+
+
+def _sleeps_ahead(problem: Problem) -> ForwardResult:
+    if multiprocessing.parent_process() is not None:
+        time.sleep(50)
+    return _noted(problem)
+
+
+noted = kernel(_noted, **SMALL)
+dies_ahead = kernel(_dies_ahead, **SMALL)
+sleeps_ahead = kernel(_sleeps_ahead, **SMALL)

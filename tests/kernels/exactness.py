@@ -18,15 +18,20 @@ from kernels import interpreter, tuning
 from kernels.backward_delta import launch_delta
 from kernels.backward_dkdv import launch_dkdv
 from kernels.backward_dq import launch_dq
+from kernels.bench.candidates import all_candidates
 from kernels.decode_kernel import launch_decode
 from kernels.forward_kernel import launch_forward
+from kernels.hopper.backward_dkdv import launch_hopper_dkdv
+from kernels.hopper.backward_dq import launch_hopper_dq
+from kernels.hopper.forward import launch_hopper_forward, launch_hopper_products
 from kernels.operands import Gradients
 from kernels.options import parse_options
-from kernels.quantise import prepare
+from kernels.quantise import columns, prepare
 from kernels.score_path import parse_score_path
 from kernels.tuning import Tile
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+FP8_NAMES = ("e4m3", "e5m2")
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,9 @@ def faults(configuration, device, options=None, **sizes):
     stored = problem.answers["out"].to(dout.dtype).to(device), problem.answers["lse"].float().to(device)
     with poisoned():
         operands = prepare(q, k, v, parsed, path)
-        if c.kernel == "forward":
+        if c.kernel.startswith("hopper"):
+            found = hopper_results(c, problem, operands, parsed, path, stored)
+        elif c.kernel == "forward":
             found = dict(zip(("out", "lse"), launch_forward(operands, parsed, path, c.tile), strict=True))
         elif c.kernel == "decode":
             parts = launch_decode(q, k, v, None, parsed, path, 3, c.tile)
@@ -143,6 +150,42 @@ def faults(configuration, device, options=None, **sizes):
     return wrong
 
 
+BEFORE, AFTER = {"q": 7, "k": 9}, {"q": 20, "k": 70}  # rows of other segments around a packed problem
+
+
+def surrounded(x, side):
+    """x as the middle one of three packed segments, the others NaN."""
+    x = torch.nn.functional.pad(x, (0, 0, BEFORE[side], AFTER[side]), value=torch.nan)
+    return x.contiguous()
+
+
+def hopper_results(c, problem, operands, parsed, path, stored):
+    """What a kernel of kernels/hopper makes of a problem, packed between segments of NaN if it says so."""
+    q, k, v, dout = problem.q, problem.k, problem.v, problem.dout
+    lse, delta = stored[1], launch_delta(dout, stored[0], None)
+    inner = {"q": slice(None), "k": slice(None)}
+    if "packed" in c.kernel:
+        inner = {side: slice(BEFORE[side], BEFORE[side] + x.shape[2]) for side, x in (("q", q), ("k", k))}
+        ends = {
+            side: torch.tensor([0, s.start, s.stop, s.stop + AFTER[side]], dtype=torch.int32, device=q.device)
+            for side, s in inner.items()
+        }
+        q, dout, k, v = surrounded(q, "q"), surrounded(dout, "q"), surrounded(k, "k"), surrounded(v, "k")
+        lse, delta = (surrounded(x[..., None], "q")[..., 0].contiguous() for x in (lse, delta))
+        parsed = replace(parsed, cu_q=ends["q"], cu_k=ends["k"], segments=3)
+    given = (dout, q, k, v, lse, delta, parsed, c.tile)
+    if c.kernel == "hopper fp8":
+        operands = replace(operands, v=columns(operands.v))
+        return dict(zip(("out", "lse"), launch_hopper_products(operands, parsed, path, c.tile), strict=True))
+    if c.kernel.endswith("dq"):
+        return {"dq": launch_hopper_dq(*given)[:, :, inner["q"]]}
+    if c.kernel.endswith("dkdv"):
+        dk, dv = launch_hopper_dkdv(*given)
+        return {"dk": dk[:, :, inner["k"]], "dv": dv[:, :, inner["k"]]}
+    out, lse = launch_hopper_forward(q, k, v, parsed, c.tile)
+    return {"out": out[:, :, inner["q"]], "lse": lse[:, :, inner["q"]]}
+
+
 PATHS = (
     (torch.float16, None),
     (torch.bfloat16, None),
@@ -165,12 +208,28 @@ def configurations(arch="sm90"):
         for kernel in ("dq", "dkdv"):
             table = tuning.backward_tables(two_copies=score == "e4m3")
             tables.append((kernel, table.get((arch, gradient_bytes, kernel), {})))
+        if path.operand in FP8_NAMES and arch == "sm90":
+            tables.append(("hopper fp8", tuning.hopper_tables()["fp8"]))
+        elif score is None and dtype.itemsize == 2 and arch == "sm90":
+            for kernel, packed in itertools.product(("forward", "dq", "dkdv"), ("", "packed ")):
+                tables += [(f"hopper {packed}{kernel}", tuning.hopper_tables()[f"{packed}{kernel}"])]
         for kernel, by_dim in tables:
-            found += [Configuration(kernel, dtype, dim, tile, score) for dim, tile in by_dim.items()]
+            entries = by_dim if isinstance(by_dim, list) else by_dim.items()
+            found += [Configuration(kernel, dtype, dim, tile, score) for dim, tile in entries]
         if score is None:
             sizes = itertools.product((32, 64, 128, 256), (1, 64))
             tiles = [(d, tuning.decode_tile("cuda", dtype.itemsize, d, d, rows, 1000)) for d, rows in sizes]
             found += [Configuration("decode", dtype, d, tile, score) for d, tile in tiles]
+    return list(dict.fromkeys(found))
+
+
+def sweep_configurations():
+    """Every candidate of the tuning sweep, in bf16 or e4m3: any of them may enter the tables."""
+    found = []
+    for (name, dim), tiles in all_candidates().items():
+        dtype = torch.float8_e4m3fn if name.startswith("fp8") else torch.bfloat16
+        kernel = {"packed": "hopper packed forward"}.get(name, f"hopper {name}")
+        found += [Configuration(kernel, dtype, dim, tile) for tile in tiles]
     return list(dict.fromkeys(found))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels.bench import sweep
-from kernels.bench.candidates import KERNELS, PORTABLE, candidates
+from kernels.bench.candidates import KERNELS, OTHERS, candidates
 from kernels.bench.reference import problem, worst_error
 from kernels.tuning import HOPPER_HEAD_DIMS
 
@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[2]
 GROUP = {"kernel": "forward", "head_dim": 64, "causal": True, "tokens": 1024, "width": 128}
 
 
-@pytest.mark.parametrize("kernel", [*KERNELS, *PORTABLE])
+@pytest.mark.parametrize("kernel", [*KERNELS, *OTHERS])
 def test_candidates(kernel):
-    for dim in HOPPER_HEAD_DIMS if kernel in KERNELS else (128,):
+    for dim in HOPPER_HEAD_DIMS if kernel in KERNELS else (64, 128):
         assert candidates(kernel, dim)
         tiles = candidates(kernel, dim)
         assert len(set(tiles)) == len(tiles)
@@ -72,7 +72,7 @@ def test_only_right_and_repeatable_results_have_a_speed(change):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="measures tiny sizes in the interpreter")
-@pytest.mark.parametrize("kernel", ["dq", "fp8-columns", "packed"])
+@pytest.mark.parametrize("kernel", ["dq", "fp8", "packed"])
 def test_a_worker_judges_and_times(kernel):
     work = {
         **GROUP,

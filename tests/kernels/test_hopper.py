@@ -181,7 +181,8 @@ def test_calls_that_go_to_the_portable_kernels(device):
     assert not possible(key_lengths=torch.tensor([3], device=device))
     assert not possible(mask=torch.ones(1, 1, 20, 20, dtype=torch.bool, device=device))
     ends = torch.tensor([0, 20], device=device)
-    assert not possible(cu_seqlens_q=ends, cu_seqlens_k=ends)
+    assert possible(q[:1], k[:1], v[:1], cu_seqlens_q=ends, cu_seqlens_k=ends)
+    assert not possible(q[:1], k[:1], v[:1], cu_seqlens_q=ends, cu_seqlens_k=ends, softcap=3.0)
     assert not possible(k=k[:, :1].expand_as(k), v=v)  # a stride of 0
     assert not possible(v=v[..., :32])
     wide = make((1, 2, 20, 65), torch.bfloat16, 0, device)
@@ -206,13 +207,17 @@ def test_calls_that_go_to_the_portable_kernels(device):
         {"mask": torch.ones(1, 1, 20, 20, dtype=torch.bool)},
         {"bias": torch.zeros(1, 1, 20, 20)},
         {"cu_seqlens_q": torch.tensor([0, 20]), "cu_seqlens_k": torch.tensor([0, 20])},
+        {"cu_seqlens_q": torch.tensor([0, 20]), "cu_seqlens_k": torch.tensor([0, 20]), "softcap": 1.0},
+        {"cu_seqlens_q": torch.tensor([0, 20]), "cu_seqlens_k": torch.tensor([0, 20]), "causal": "top_left"},
     ],
     ids=lambda options: " ".join(options) or "none",
 )
 def test_the_declaration_knows_what_a_call_asks_for(options, device):
     options = {n: x.to(device) if torch.is_tensor(x) else x for n, x in options.items()}
     q, k, _ = inputs(device, torch.bfloat16, nq=20, nk=20, d=64)
-    assert calls.simple_by_name(options) == calls.simple(parse_options(q, k, **options))
+    parsed = parse_options(q, k, **options)
+    assert calls.simple_by_name(options) == calls.simple(parsed)
+    assert calls.packed_by_name(options) == calls.packed(parsed)
 
 
 def test_the_passes_take_these_kernels(device, monkeypatch):

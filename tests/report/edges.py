@@ -1,13 +1,14 @@
 """What kernels do at the edges of the contract, declared or not: a few problems of one head each.
 
 ``python -m tests.report.edges KERNEL...`` runs the kernels here and records what they did in
-golden/field/edges.json, from which the comparison page takes it.
+golden/field/edges.json, from which the comparison page takes it; with ``--json FILE`` in that file.
+``--merge FILE...`` takes up what such files say.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -159,16 +160,23 @@ def observed(kernel: Kernel) -> dict[str, str]:
     return said
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
     """Records the named kernels; others keep what stands there."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("kernels", nargs="*")
+    parser.add_argument("--json", type=Path, default=RECORD)
+    parser.add_argument("--merge", type=Path, nargs="+", default=[], help="files that --json made")
+    given = parser.parse_args()
     interpret_without_gpu()
-    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
-    for name in names:
+    record = json.loads(given.json.read_text(encoding="utf-8")) if given.json.is_file() else {}
+    for file in given.merge:
+        record |= json.loads(file.read_text(encoding="utf-8"))
+    for name in given.kernels:
         kernel = load(name)
         where = {"device": choose_device(None, kernel), "versions": versions()}
         record[name] = {**where, "edges": observed(kernel)}
-    write_atomically(RECORD, json.dumps(dict(sorted(record.items())), indent=1) + "\n")
+    write_atomically(given.json, json.dumps(dict(sorted(record.items())), indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

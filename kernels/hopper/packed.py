@@ -1,0 +1,44 @@
+"""Packed segments: which one a program works on, found on the device: the host need not know a length.
+
+Tiles are numbered in slots: segment s owns the slots from ``cu[s] // BLOCK + s`` on, which is room for all
+its tiles wherever it starts. There are ``total // BLOCK + segments`` slots; those past a segment's last tile
+are empty. Descriptors cover the whole packed tensors: a segment's last tile also reads rows of the next one.
+"""
+
+import triton
+import triton.language as tl
+
+_CHUNK = tl.constexpr(64)
+
+
+def slots(total: int, segments: int, block: int) -> int:
+    """How many slots hold the tiles of segments that have ``total`` rows together, however they divide."""
+    return total // block + segments
+
+
+@triton.jit
+def segment_of(i_slot, n_segments, p_cu, BLOCK: tl.constexpr):
+    """The segment that owns a slot, and the tile's number in it (past its end where the slot is empty)."""
+    i_segment = -1
+    for i_chunk in tl.range(0, n_segments, _CHUNK, num_stages=1):
+        o_s = i_chunk + tl.arange(0, _CHUNK)
+        first = tl.load(p_cu + o_s, mask=o_s < n_segments, other=0).to(tl.int32) // BLOCK + o_s
+        i_segment += tl.sum(((o_s < n_segments) & (first <= i_slot)).to(tl.int32), 0)
+    i_segment = tl.maximum(i_segment, 0)
+    return i_segment, i_slot - (tl.load(p_cu + i_segment).to(tl.int32) // BLOCK + i_segment)
+
+
+@triton.jit
+def bounds(i_segment, p_cu, total):
+    """First row and length of a segment; never outside of the tensor, whatever ``p_cu`` holds."""
+    start = tl.minimum(tl.maximum(tl.load(p_cu + i_segment).to(tl.int32), 0), total)
+    stop = tl.minimum(tl.load(p_cu + i_segment + 1).to(tl.int32), total)
+    return start, tl.maximum(stop - start, 0)
+
+
+@triton.jit
+def masked_rows(p, stride, start, o_row, n_rows, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Rows ``o_row`` of a segment that starts at ``start``; zero past its end, where others may hold NaN."""
+    o_d = tl.arange(0, BLOCK_D)
+    o_x = (start + o_row).to(tl.int64)[:, None] * stride + o_d[None, :]
+    return tl.load(p + o_x, mask=(o_row < n_rows)[:, None] & (o_d < D)[None, :], other=0.0)

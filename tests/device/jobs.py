@@ -1,0 +1,292 @@
+"""What is run on a GPU machine: named jobs, each a command of this repository with files of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+FILL = 3600.0
+"""Limit of a job that goes on until the run ends: it keeps what it has when it is interrupted."""
+
+TORCH = {"cuda": ("flash", "efficient", "cudnn", "math"), "cpu": ("flash", "math")}
+TUTORIAL = "triton.tutorial"
+OWN = (
+    "kernels:flash_attention",
+    "kernels:score_fp16",
+    "kernels:score_bf16",
+    "kernels:score_tf32",
+    "kernels:score_e4m3",
+    "kernels:score_e5m2",
+    "kernels:flash_attention_e4m3",
+    "kernels:flash_attention_e5m2",
+    "kernels:flash_decode",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One command.
+
+    Attributes:
+        name: ``kind/what``, a path under the run's folder without its ending.
+        arguments: of this Python; ``{out}`` stands for the job's path, ``{folder}`` for the run's folder.
+        limit: seconds until it is interrupted; a job may then take a while to write what it has.
+        slots: cores that it keeps busy.
+        on_cpu: it must not see a GPU.
+        after: jobs that must have ended first, those of them that run at all.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    limit: float
+    slots: int = 1
+    on_cpu: bool = False
+    after: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """The first part of its name."""
+        return self.name.partition("/")[0]
+
+    def command(self, folder: Path) -> list[str]:
+        """What to execute for a run in ``folder``."""
+        out = str(folder / self.name)
+        given = (a.replace("{out}", out).replace("{folder}", str(folder)) for a in self.arguments)
+        return [sys.executable, *given]
+
+
+def torch_names(device: str) -> tuple[str, ...]:
+    """torch's back ends of ``scaled_dot_product_attention`` there."""
+    middle = "cuda." if device == "cuda" else ""
+    return tuple(f"torch.sdpa.{middle}{name}" for name in TORCH[device])
+
+
+def others(device: str) -> tuple[str, ...]:
+    """Further attentions that need no package but torch, and Triton's tutorial where its file is named."""
+    names = ("torch.flex.eager", "eager")
+    if device != "cuda":
+        return names
+    tutorial = (TUTORIAL,) if "FLASHCHECK_TRITON_TUTORIAL" in os.environ else ()
+    return ("torch.flex.compiled", "torch.varlen", *names, *tutorial)
+
+
+DTYPES = {
+    "torch.sdpa.cuda.flash": ("fp16", "bf16"),
+    "torch.sdpa.cuda.efficient": ("fp16", "bf16"),
+    "torch.sdpa.cuda.cudnn": ("fp16", "bf16"),
+    "torch.flex.compiled": ("fp16", "bf16"),
+    "torch.varlen": ("fp16", "bf16"),
+    TUTORIAL: ("fp16",),
+    "kernels:score_fp16": ("bf16", "fp32"),
+    "kernels:score_bf16": ("fp16", "fp32"),
+    "kernels:score_tf32": ("fp32",),
+    "kernels:flash_attention_e4m3": ("e4m3",),
+    "kernels:flash_attention_e5m2": ("e5m2",),
+}
+"""Declared dtypes, here so that jobs are listed without importing anything; a test compares them."""
+ALL_DTYPES = ("fp16", "bf16", "fp32")
+
+
+def slug(name: str) -> str:
+    """A kernel's name as a part of a path."""
+    return name.replace(":", "-").replace("/", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What jobs are made for.
+
+    Attributes:
+        device: cuda, or cpu for trying everything out.
+        level: of the certificates.
+        round: other rounds draw other problems.
+        seconds: how long fuzz campaigns take.
+        shards: processes that count false alarms on torch's kernels.
+    """
+
+    device: str = "cuda"
+    level: str = "standard"
+    round: int = 0
+    seconds: float = 240.0
+    shards: int = 8
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        return (*torch_names(self.device), *others(self.device), *OWN)
+
+    def seed(self, shard: int) -> int:
+        """Of a shard of a run that is counted in problems."""
+        return 70_000 + 1_000 * self.round + shard
+
+
+def flashcheck(*arguments: str) -> tuple[str, ...]:
+    return ("-m", "flashcheck", *arguments)
+
+
+def probes(plan: Plan) -> Iterator[Job]:
+    """The machine, measured; and one problem for each way of multiplying, so that `certify` finds its own
+    short probe made when many start at once."""
+    for kernel, what in ((torch_names(plan.device)[0], "torch"), (OWN[0], "triton")):
+        asked = flashcheck("certify", kernel, "--max-cases", "1", "--dtype", "bf16", "--device", plan.device)
+        yield Job(
+            f"gate/{what}", (*asked, "--compile-ahead", "0", "--out", "{out}.json", "--quiet"), limit=90.0
+        )
+    yield Job("probe/full", flashcheck("probe", "--device", plan.device, "--json", "{out}.json"), limit=240.0)
+
+
+GATES = ("gate/torch", "gate/triton")
+
+
+def certificates(plan: Plan) -> Iterator[Job]:
+    """One job for each kernel and dtype; the those of a kernel are merged by ``tests.device.merge``."""
+    for kernel in sorted(plan.kernels, key=lambda name: name != OWN[0]):  # the longest first
+        for dtype in DTYPES.get(kernel, ALL_DTYPES):
+            helpers = 2 if plan.device == "cuda" and kernel == OWN[0] else 0
+            yield Job(
+                f"certificate/{slug(kernel)}.{dtype}",
+                flashcheck(
+                    *("certify", kernel, "--dtype", dtype, "--level", plan.level, "--device", plan.device),
+                    *("--compile-ahead", str(helpers), "--out", "{out}.json", "--verbose"),
+                ),
+                limit=FILL,
+                slots=1 + helpers,
+                after=GATES,
+            )
+
+
+def edges(plan: Plan) -> Iterator[Job]:
+    """A process for each kernel: an illegal access ends all that comes after it in its process."""
+    for kernel in plan.kernels:
+        asked = ("-m", "tests.report.edges", kernel, "--json", "{out}.json")
+        yield Job(f"edges/{slug(kernel)}", asked, limit=120.0)
+
+
+def soundness(plan: Plan) -> Iterator[Job]:
+    """Each kind of kernel by itself, in several shards: those that are compiled are slow, and few."""
+    groups: list[tuple[str, tuple[str, ...], int]] = [
+        ("own", OWN[:1], 2),
+        ("paths", OWN[1:], 2),
+        ("torch", torch_names(plan.device), 2),
+        ("others", tuple(n for n in others(plan.device) if n != TUTORIAL), 1),
+    ]
+    for name, kernels, shards in groups:
+        for shard in range(shards):
+            asked = ("-m", "tests.bounds.soundness", "--cases", "1000000", "--seed", str(plan.seed(shard)))
+            command = (*asked, "--json", "{out}.json", "--kernels", *kernels)
+            yield Job(f"soundness/{name}-{shard}", command, limit=FILL)
+
+
+def false_alarms(plan: Plan) -> Iterator[Job]:
+    """Every check on kernels that are right; torch's own kernels need no compiler and carry most problems."""
+    quick = (*torch_names(plan.device), "eager", "torch.flex.eager")
+    groups: list[tuple[str, tuple[str, ...], int]] = [
+        ("torch", quick, plan.shards),
+        ("own", OWN[:1], 1),
+        ("paths", OWN[1:], 1),
+    ]
+    if plan.device == "cuda":
+        groups.insert(2, ("compiled", ("torch.varlen", "torch.flex.compiled"), 1))
+    for name, kernels, shards in groups:
+        for shard in range(shards):
+            yield _honest(f"honest/{name}-{shard}", kernels, plan.seed(shard), on_cpu=False)
+
+
+def emulators(plan: Plan) -> Iterator[Job]:
+    """Every check on the emulator's presets; needs no GPU."""
+    from flashcheck import emulator
+
+    for shard in range(4):
+        name = f"honest-cpu/emulators-{shard}"
+        yield _honest(name, tuple(emulator.KERNELS), plan.seed(shard), on_cpu=True)
+
+
+def _honest(name: str, kernels: Sequence[str], seed: int, on_cpu: bool) -> Job:
+    chosen = [part for kernel in kernels for part in ("--kernel", kernel)]
+    asked = ("-m", "tests.checks.honest", "--cases", "1000000", "--seed", str(seed), "--json", "{out}.json")
+    return Job(name, (*asked, *chosen), limit=FILL, on_cpu=on_cpu)
+
+
+def campaigns(plan: Plan) -> Iterator[Job]:
+    """One fuzz campaign for each kernel, a worker each; of the compiled kernels three, and four that compile
+    ahead."""
+    for kernel in plan.kernels:
+        if kernel in ("torch.flex.eager", "eager", TUTORIAL) or kernel in OWN[1:]:
+            continue
+        workers = 3 if kernel == OWN[0] and plan.device == "cuda" else 1
+        asked = ("-m", "flashcheck.fuzz.measure", "campaign", kernel, "--device", plan.device)
+        command = (*asked, "--seconds", f"{plan.seconds:g}", "--workers", str(workers), "--out", "{out}.json")
+        slots = workers + 2 if kernel == OWN[0] or "flex" in kernel else 1
+        yield Job(
+            f"fuzz/{slug(kernel)}",
+            (*command, "--seed", str(plan.round + 1)),
+            limit=plan.seconds + 60.0,
+            slots=slots,
+        )
+
+
+def speeds(plan: Plan) -> Iterator[Job]:
+    """Cases per second of one worker, forward and backward, and of two."""
+    for kernel in (torch_names(plan.device)[0], OWN[0]):
+        asked = ("-m", "flashcheck.fuzz.measure", "speed", kernel, "--device", plan.device)
+        command = (*asked, "--seconds", f"{plan.seconds / 4:g}", "--workers", "1", "2", "--out", "{out}.json")
+        yield Job(f"speed/{slug(kernel)}", command, limit=plan.seconds, slots=2)
+
+
+def costs(plan: Plan) -> Iterator[Job]:
+    """Bounds and oracle on the CPU, where the judge works, and on the GPU: which is faster, at which size."""
+    for device in dict.fromkeys(("cpu", plan.device)):
+        asked = ("-m", "tests.bounds.cost", "--device", device, "--json", "{out}.json")
+        yield Job(f"cost/{device}", asked, limit=180.0)
+
+
+def mutants(_: Plan) -> Iterator[Job]:
+    """Time until the fuzzer finds each seeded fault, from five seeds; needs no GPU."""
+    for shard, names in enumerate(_faults(13)):
+        asked = ("-m", "flashcheck.fuzz.measure", "mutants", *names, "--device", "cpu", "--seeds", "5")
+        command = (*asked, "--seconds", "20", "--out", "{out}.json")
+        yield Job(f"mutants/{shard:02}", command, limit=FILL, on_cpu=True)
+
+
+def audits(_: Plan) -> Iterator[Job]:
+    """The audit of the emulated faults at both levels and the rivals' rules; needs no GPU."""
+    for shard, names in enumerate(_faults(13)):
+        chosen = [part for name in names for part in ("--mutant", name)]
+        command = flashcheck("audit", "--level", "quick", "--rivals", "--json", "{out}.json", *chosen)
+        yield Job(f"audit/{shard:02}", command, limit=FILL, on_cpu=True)
+    first = _faults(13)[0][0]
+    command = flashcheck("audit", "--mutant", first, "--precision", "--json", "{out}.json")
+    yield Job("audit/precision", command, limit=FILL, on_cpu=True)
+
+
+def _faults(shards: int) -> list[list[str]]:
+    """Names of the emulated faults, dealt out."""
+    from flashcheck.mutants import MUTANTS
+
+    return [list(MUTANTS)[n::shards] for n in range(shards)]
+
+
+KINDS: dict[str, Callable[[Plan], Iterator[Job]]] = {
+    "probe": probes,
+    "certificate": certificates,
+    "edges": edges,
+    "soundness": soundness,
+    "honest": false_alarms,
+    "honest-cpu": emulators,
+    "fuzz": campaigns,
+    "speed": speeds,
+    "cost": costs,
+    "mutants": mutants,
+    "audit": audits,
+}
+"""What can be asked for; ``probe`` brings its gates along."""
+
+
+def jobs_of(kinds: Sequence[str], plan: Plan) -> list[Job]:
+    """All jobs of these kinds, in that order."""
+    makers = [partial(KINDS[kind], plan) for kind in kinds]
+    return [job for make in makers for job in make()]
