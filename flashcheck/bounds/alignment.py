@@ -39,8 +39,8 @@ def operand(most: Tensor, fmt: Format, *, least: Tensor | None = None, unit: Ten
 
 def subnormal_error(
     unit: Accumulator, left: Operand, right: Operand, product: Callable[[Tensor, Tensor], Tensor]
-) -> Tensor | None:
-    """Loss beyond ``unit.gamma`` of left @ right where operands are subnormal; None: none is.
+) -> Tensor | float:
+    """Loss beyond ``unit.gamma`` of left @ right where operands are subnormal; 0 where none is.
 
     A block unit aligns them as if their exponent were emin; a unit that flushes may take them for 0.
 
@@ -49,12 +49,12 @@ def subnormal_error(
     """
     lost, flushes = unit.alignment, unit.flush_subnormals
     if not (lost or flushes):
-        return None
+        return 0.0
     # A value that rounds to 0 takes no part; 1 + 2^-10 for roundings on the way to the format.
     present = left.most * (2 + 2.0**-9) >= left.quantum
     low = present & (left.least < left.smallest)
     right_low = (right.most > 0) & (right.least < right.smallest)
-    total: Tensor | None = None
+    total: Tensor | float = 0.0
     if bool(low.any()):
         largest = torch.where(right.most > 0, right.most.clamp(min=right.smallest), 0.0)
         total = product(low.double() * (lost * left.smallest), largest)
@@ -62,8 +62,7 @@ def subnormal_error(
             total = total + product(low * _at_most(left.most, left.smallest), right.most)
     if bool(right_low.any()):
         raised = torch.where(present, left.most.clamp(min=left.smallest), 0.0)
-        aligned = product(raised, right_low.double() * (lost * right.smallest))
-        total = aligned if total is None else total + aligned
+        total = total + product(raised, right_low.double() * (lost * right.smallest))
         if flushes:
             total = total + product(left.most, right_low * _at_most(right.most, right.smallest))
     return total

@@ -144,7 +144,8 @@ class GradientSum:
         charged = (slack * (1 + on_both)).add_(size, alpha=on_both)  # [G1], [G2]
         error = self.apply(charged, self.size)
         subnormal = self._subnormal(size, slack)
-        error = (error if subnormal is None else error.add_(subnormal)).mul_(factor * (1 + 2 * UNIT))
+        error = error.add_(subnormal) if isinstance(subnormal, Tensor) else error
+        error.mul_(factor * (1 + 2 * UNIT))
         steps = 0.0
         if self.name != "dv" or factor != 1.0:
             error.add_(exact.abs(), alpha=2 * UNIT)
@@ -167,10 +168,10 @@ class GradientSum:
                 stored = stored + self.problem.group * narrow.unit_roundoff * partial
         return error + (stored if self.over_keys else sum_group(stored, self.problem))
 
-    def _subnormal(self, size: Tensor, slack: Tensor) -> Tensor | None:
-        """[G2] Subnormal operands, without the factor; None: there are none."""
+    def _subnormal(self, size: Tensor, slack: Tensor) -> Tensor | float:
+        """[G2] Subnormal operands, without the factor; 0 where there are none."""
         if not (self.unit.alignment or self.unit.flush_subnormals):
-            return None
+            return 0.0
         weights, other = self.formats
         unit = 1.0
         if self.name == "dv":

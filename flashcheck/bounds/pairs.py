@@ -181,7 +181,7 @@ def pair_errors(
         operand(values.mT, arithmetic.product_format or arithmetic.input_format, unit=problem.v_descale),
         partial(weighted, problem),
     )
-    if subnormal is not None:
+    if isinstance(subnormal, Tensor):
         difference_error.add_(subnormal)
     floor = unit.floor(problem.value_dim) * max(problem.v_descale, 1.0)
     dp_past: Tensor | None = None
