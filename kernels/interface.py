@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels import interpreter, orders
 from kernels.hopper.calls import packed_by_name, simple_by_name
-from kernels.operators import forward_op
+from kernels.operators import differentiable_forward
 from kernels.passes import run_backward, run_forward
 from kernels.score_path import FP8, OPERAND_DTYPE, path_of
 from kernels.tuning import architecture, backward_tile, forward_tile, hopper_has, hopper_tile
@@ -118,7 +118,7 @@ def flash_attention(
     if alibi_slopes is not None and alibi_slopes.requires_grad:
         raise ValueError("alibi_slopes.requires_grad is True; it has no gradient here and must be detached")
     left, right = (None, None) if window is None else window
-    out, lse = forward_op(
+    out, lse = differentiable_forward(
         q,
         k,
         v,

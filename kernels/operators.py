@@ -1,12 +1,14 @@
 """The passes as torch custom operators, so that autograd and torch.compile see through them.
 
 ``torch.ops.flash_kernels.forward`` and ``.backward``: both have fake kernels (shapes without data), and the
-first has the second as its derivative. There is no second derivative.
+first has the second as its derivative. There is no second derivative. `differentiable_forward` goes past the
+operators where nothing looks at them.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -65,6 +67,20 @@ def backward_op(
     *options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv, dbias, dsink; the last two are empty where there is none."""
+    return _backward(dout, q, k, v, out, lse, dlse, bias_gradient, *options)
+
+
+def _backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    bias_gradient: bool,
+    *options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     found = run_backward(
         dout, q, k, v, out, lse, dlse=dlse, bias_gradient=bias_gradient, **_keywords(options)
     )
@@ -102,17 +118,59 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.set_materialize_grads(False)
 
 
-def _derivative(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+def _derivative(
+    ctx: Any, dout: Tensor | None, dlse: Tensor | None, through: Any = backward_op
+) -> tuple[Tensor | None, ...]:
     q, k, v, out, lse, *tensors = ctx.saved_tensors
     options = list(ctx.plain)
     for place, x in zip(ctx.places, tensors, strict=True):
         options[place] = x
     bias_gradient = bool(ctx.needs_input_grad[3 + _NAMES.index("bias")])
     dout = torch.zeros_like(out) if dout is None else dout
-    dq, dk, dv, dbias, dsink = backward_op(dout, q, k, v, out, lse, dlse, bias_gradient, *options)
+    dq, dk, dv, dbias, dsink = through(dout, q, k, v, out, lse, dlse, bias_gradient, *options)
     by_name = {"bias": dbias if bias_gradient else None}
     by_name["sink"] = dsink if options[_NAMES.index("sink")] is not None else None
     return dq, dk, dv, *(by_name.get(name) for name in _NAMES)
 
 
 forward_op.register_autograd(_derivative, setup_context=_setup_context)
+
+
+class _Direct(torch.autograd.Function):
+    """The same passes and derivative without the dispatcher, which costs more than a short call's kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        q, k, v, *options = inputs
+        output = run_forward(q, k, v, **_keywords(tuple(options)))
+        _setup_context(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        # Where a graph of the gradient is wanted, the operator refuses the second derivative.
+        return _derivative(ctx, dout, dlse, backward_op if torch.is_grad_enabled() else _backward)
+
+
+def differentiable_forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    """`forward_op`, straight to the passes where nothing but autograd watches the call.
+
+    Whatever traces, transforms or counts operators needs to see one: compilation, subclasses of tensors,
+    dispatch and function modes, functorch.
+    """
+    given = [x for x in (q, k, v, *options) if isinstance(x, Tensor)]
+    if _watched(given):
+        return cast("tuple[Tensor, Tensor]", forward_op(q, k, v, *options))
+    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        return cast("tuple[Tensor, Tensor]", _Direct.apply(q, k, v, *options))
+    return run_forward(q, k, v, **_keywords(options))
+
+
+def _watched(given: Sequence[Tensor]) -> bool:
+    return (
+        torch.compiler.is_compiling()
+        or any(type(x) not in (Tensor, torch.nn.Parameter) or x.device.type == "meta" for x in given)
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )

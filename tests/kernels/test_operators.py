@@ -1,9 +1,12 @@
 """flash_attention under autograd, and its operators under torch's own checks."""
 
+import contextlib
+
 import pytest
 import torch
 
 import kernels
+from kernels import operators
 from tests.kernels.attention import assert_gradients_close, gradients, inputs, make
 
 
@@ -73,3 +76,81 @@ def test_compiled_without_graph_breaks(device):
     (expected,) = torch.autograd.grad(loss(q, k, v), q)
     (got,) = torch.autograd.grad(compiled(q, k, v), q)
     assert torch.equal(got, expected)
+
+
+def watchers(device):
+    """Contexts and arguments under which something other than autograd looks at operators."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, _types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    class Function(TorchFunctionMode):
+        def __torch_function__(self, func, _types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    class Subclass(torch.Tensor):
+        pass
+
+    q, k, v, *_ = everything(device)
+    with FakeTensorMode() as fake:
+        faked = [fake.from_tensor(x) for x in (q, k, v)]
+    return {
+        "fake": (contextlib.nullcontext(), faked),
+        "dispatch": (Dispatch(), (q, k, v)),
+        "function": (Function(), (q, k, v)),
+        "subclass": (contextlib.nullcontext(), (q.as_subclass(Subclass), k, v)),
+        "meta": (contextlib.nullcontext(), [x.to("meta") for x in (q, k, v)]),
+        "functorch": (None, (q, k, v)),
+    }
+
+
+@pytest.mark.parametrize("name", ["fake", "dispatch", "function", "subclass", "meta", "functorch"])
+def test_whatever_watches_sees_an_operator(name, device, monkeypatch):
+    seen = []
+    run = operators.forward_op
+    monkeypatch.setattr(operators, "forward_op", lambda *a: seen.append(1) or run(*a))
+    context, tensors = watchers(device)[name]
+    if context is None:
+        with contextlib.suppress(RuntimeError):  # torch's own operators made in Python refuse it
+            torch.func.grad(lambda q: kernels.flash_attention(q, *tensors[1:]).sum())(tensors[0])
+    else:
+        with context:
+            kernels.flash_attention(*tensors)
+    assert seen
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_past_the_operator_every_bit_is_the_same(return_lse, device, monkeypatch):
+    def call():
+        leaves = dict(zip(("q", "k", "v", "bias", "sink"), everything(device), strict=True))
+        for name in ("q", "v", "bias", "sink"):
+            leaves[name].requires_grad_()
+        found = kernels.flash_attention(**leaves, causal="top_left", return_lse=return_lse)
+        sum(x.square().sum() for x in (found if return_lse else (found,))).backward()
+        return [x for x in (found if return_lse else (found,))] + [x.grad for x in leaves.values()]
+
+    direct = call()
+    monkeypatch.setattr(operators, "_watched", lambda _: True)
+    for one, other in zip(direct, call(), strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)
+
+
+def test_nothing_is_recorded_without_a_gradient(device):
+    q, k, v, *_ = everything(device)
+    assert kernels.flash_attention(q, k, v).grad_fn is None
+    with torch.no_grad():
+        assert kernels.flash_attention(q.requires_grad_(), k, v).grad_fn is None
+    assert kernels.flash_attention(q, k, v).grad_fn is not None
+
+
+def test_a_second_derivative_is_refused(device):
+    q, k, v, *_ = everything(device)
+    (gradient,) = torch.autograd.grad(
+        kernels.flash_attention(q.requires_grad_(), k, v).sum(), q, create_graph=True
+    )
+    with pytest.raises(RuntimeError, match="no autograd formula"):
+        gradient.sum().backward()
