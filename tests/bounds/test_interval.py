@@ -106,7 +106,7 @@ def test_one_element_past_the_range_changes_no_other(size):
     error = torch.rand(size, generator=generator).double()
     short = rounded_interval(exact, error, FP16)
     past, unlimited = exact.clone(), error.clone()
-    past[-1], unlimited[-2] = 65519.0, torch.inf
+    past[-1], unlimited[-2] = 65520.0, torch.inf
     long = rounded_interval(past, unlimited, FP16)
     for name in ("error", "lower", "upper", "may_overflow"):
         one, other = getattr(short, name)[:-2], getattr(long, name)[:-2]
