@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 FILL = 3600.0
-"""Limit of a job that goes on until the run ends: it keeps what it has when it is interrupted."""
+"""No limit but the run's: such a job keeps what it has when it is interrupted."""
 
 TORCH = {"cuda": ("flash", "efficient", "cudnn", "math"), "cpu": ("flash", "math")}
 TUTORIAL = "triton.tutorial"
@@ -38,6 +38,7 @@ class Job:
         slots: cores that it keeps busy.
         on_cpu: it must not see a GPU.
         after: jobs that must have ended first, those of them that run at all.
+        endless: goes on until it is interrupted, so that no job before it may be waiting when it starts.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Job:
     slots: int = 1
     on_cpu: bool = False
     after: tuple[str, ...] = ()
+    endless: bool = False
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -178,7 +180,7 @@ def soundness(plan: Plan) -> Iterator[Job]:
         for shard in range(shards):
             asked = ("-m", "tests.bounds.soundness", "--cases", "1000000", "--seed", str(plan.seed(shard)))
             command = (*asked, "--json", "{out}.json", "--kernels", *kernels)
-            yield Job(f"soundness/{name}-{shard}", command, limit=FILL)
+            yield Job(f"soundness/{name}-{shard}", command, limit=FILL, endless=True)
 
 
 def false_alarms(plan: Plan) -> Iterator[Job]:
@@ -208,7 +210,7 @@ def emulators(plan: Plan) -> Iterator[Job]:
 def _honest(name: str, kernels: Sequence[str], seed: int, on_cpu: bool) -> Job:
     chosen = [part for kernel in kernels for part in ("--kernel", kernel)]
     asked = ("-m", "tests.checks.honest", "--cases", "1000000", "--seed", str(seed), "--json", "{out}.json")
-    return Job(name, (*asked, *chosen), limit=FILL, on_cpu=on_cpu)
+    return Job(name, (*asked, *chosen), limit=FILL, on_cpu=on_cpu, endless=True)
 
 
 def campaigns(plan: Plan) -> Iterator[Job]:
@@ -242,6 +244,11 @@ def costs(plan: Plan) -> Iterator[Job]:
     for device in dict.fromkeys(("cpu", plan.device)):
         asked = ("-m", "tests.bounds.cost", "--device", device, "--json", "{out}.json")
         yield Job(f"cost/{device}", asked, limit=180.0)
+
+
+def own_kernels(_: Plan) -> Iterator[Job]:
+    """What only a GPU shows of this repository's kernels; it starts a dozen processes."""
+    yield Job("kernels/on-gpu", ("-m", "tests.kernels.on_gpu", "--json", "{out}.json"), limit=400.0, slots=12)
 
 
 def mutants(_: Plan) -> Iterator[Job]:
@@ -280,6 +287,7 @@ KINDS: dict[str, Callable[[Plan], Iterator[Job]]] = {
     "fuzz": campaigns,
     "speed": speeds,
     "cost": costs,
+    "kernels": own_kernels,
     "mutants": mutants,
     "audit": audits,
 }

@@ -114,9 +114,11 @@ class Runner:
     def _start_more(self, waiting: list[Job], running: list[_Running]) -> None:
         """The next jobs, as long as slots are free. A job that waits for another one is overtaken; one that
         waits for more slots is not, or it would wait for ever."""
+        blocked = False
         for job in list(waiting):
             open_names = {other.name for other in waiting} | {one.job.name for one in running}
-            if open_names.intersection(job.after):
+            if open_names.intersection(job.after) or (job.endless and blocked):
+                blocked = True
                 continue
             free = self.slots - sum(one.job.slots for one in running)
             if job.slots > free and running:  # one that wants more than there are runs alone

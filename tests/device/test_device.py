@@ -49,6 +49,16 @@ def test_jobs_run_side_by_side_in_their_order_and_all_is_packed(tmp_path: Path) 
     assert said["b/1"]["code"] == 3
 
 
+def test_an_endless_job_starts_when_nothing_before_it_waits(tmp_path: Path) -> None:
+    stamp = "import time; time.sleep(0.5); print(time.monotonic())"
+    first, last = _job("a/1", stamp), _job("c/1", stamp, endless=True)
+    jobs = [first, _job("b/1", stamp, after=("a/1",)), last, _job("d/1", stamp)]
+    outcomes = _runner(tmp_path, jobs, verdict=verdict, slots=3).go()
+    ended = {name: float(outcome.verdict) for name, outcome in outcomes.items()}
+    assert ended["d/1"] < ended["b/1"], "an ordinary job overtakes one that waits for another"
+    assert ended["c/1"] > ended["a/1"] + 0.5
+
+
 def test_a_job_past_its_limit_is_interrupted_and_keeps_what_it_writes_then(tmp_path: Path) -> None:
     code = (
         "import time\ntry:\n time.sleep(60)\n"
