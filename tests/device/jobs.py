@@ -277,6 +277,12 @@ def _faults(shards: int) -> list[list[str]]:
     return [list(MUTANTS)[n::shards] for n in range(shards)]
 
 
+def findings(_: Plan) -> Iterator[Job]:
+    """The repros of golden/findings, whose printed lines are their records; exit code 1: still so."""
+    for path in sorted(Path("golden/findings").glob("*/repro.py")):
+        yield Job(f"findings/{path.parent.name}", (str(path),), limit=90.0)
+
+
 KINDS: dict[str, Callable[[Plan], Iterator[Job]]] = {
     "probe": probes,
     "certificate": certificates,
@@ -290,6 +296,7 @@ KINDS: dict[str, Callable[[Plan], Iterator[Job]]] = {
     "kernels": own_kernels,
     "mutants": mutants,
     "audit": audits,
+    "findings": findings,
 }
 """What can be asked for; ``probe`` brings its gates along."""
 
