@@ -11,6 +11,7 @@ smallest normal 2^emin, subnormal quantum eta = 2^(emin - p + 1).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +54,8 @@ class Format:
     @property
     def overflow_threshold(self) -> float:
         """The smallest magnitude that rounds to nearest past ``max_finite``."""
-        return self.max_finite + ulp_at(self.max_finite, self) / 2
+        # max_finite has the largest exponent: its spacing is 2^(exponent - p + 1).
+        return self.max_finite + math.ldexp(1.0, math.frexp(self.max_finite)[1] - self.precision - 1)
 
     def __str__(self) -> str:
         return self.name
@@ -136,6 +138,24 @@ def round_nearest(x: Tensor, fmt: Format) -> Tensor:
     if fmt is FP64:
         return x
     return round_to_spacing(x, ulp(x, fmt), fmt)
+
+
+def round_inside(x: Tensor, fmt: Format, out: Tensor | None = None) -> Tensor:
+    """``round_nearest`` for finite ``x`` whose magnitude rounds to no more than ``max_finite``, in half the
+    steps; a zero may lose its sign.
+
+    Adding 1.5 * 2^52 spacings leaves no bits below the spacing: the addition itself rounds to nearest, ties
+    to even.
+
+    Args:
+        out: float64 tensor of the shape of ``x`` for the result; may be ``x``.
+    """
+    if fmt is FP64:
+        return x if out is None else out.copy_(x)
+    bits = x.contiguous().view(torch.int64)
+    spacings = (bits & _EXPONENT_BITS).view(torch.float64).clamp_(min=2.0**fmt.min_exponent)
+    alpha = 1.5 * 2.0 ** (53 - fmt.precision)
+    return torch.add(x, spacings, alpha=alpha, out=out).sub_(spacings, alpha=alpha)
 
 
 def round_to_spacing(x: Tensor, spacing: Tensor, fmt: Format) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Accumulator, Arithmetic
-from flashcheck.bounds.products import weighted_above
+from flashcheck.bounds.products import weighted
 from flashcheck.bounds.rows import SoftmaxRows
 from flashcheck.formats import Format
 
@@ -97,9 +97,9 @@ def subnormal_values(
     low = (values > 0) & (values < smallest)
     if bool(low.any()):
         raised = rows.hide(torch.maximum(shares, smallest_p))
-        error = error + weighted_above(rows.problem, raised, low.double() * (unit.alignment * smallest))
+        error = error + weighted(rows.problem, raised, low.double() * (unit.alignment * smallest))
     if unit.flush_subnormals:
-        error = error + weighted_above(rows.problem, torch.minimum(shares, smallest_p), values)
+        error = error + weighted(rows.problem, torch.minimum(shares, smallest_p), values)
         if bool(low.any()):
-            error = error + weighted_above(rows.problem, shares, values * low)
+            error = error + weighted(rows.problem, shares, values * low)
     return error

@@ -7,7 +7,9 @@ of those two as well (``Given``) the same terms bound the distance from the exac
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from functools import cache, partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ from torch import Tensor
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds import centred, rms_backward
 from flashcheck.bounds.gradient_sums import GradientSum, Weights, gradient_sums, sum_group
-from flashcheck.bounds.interval import Interval, rounded_interval
+from flashcheck.bounds.interval import Interval, apart, pieces, rounded_interval
 from flashcheck.bounds.numbers import FP32_MAX, UNIT, weighted_growth
 from flashcheck.bounds.pairs import Given, PairErrors, pair_errors
 from flashcheck.bounds.result import BackwardBound, Prediction, TensorBound, unpredicted
@@ -24,6 +26,8 @@ from flashcheck.bounds.scores import ScoreError, score_error
 from flashcheck.formats import FP32, Format, format_of
 from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
 from flashcheck.problem import Problem
+
+T = TypeVar("T")
 
 
 def backward_bound(
@@ -55,35 +59,52 @@ def backward_bound(
     pairs = pair_errors(problem, forward, exact, given, scores, arithmetic, machine)
     sums = gradient_sums(problem, arithmetic, machine)
     p_weights = Weights(pairs.p, pairs.p_error + pairs.p_rounding)
-    ds_weights = Weights(pairs.ds.abs(), pairs.ds_error + pairs.ds_rounding)
+    ds_weights = Weights(pairs.ds_size, pairs.ds_error + pairs.ds_rounding)
     weights = {"dq": ds_weights, "dk": ds_weights, "dv": p_weights}
-    overflow = _overflow(sums, weights, pairs, arithmetic)
     fmt = arithmetic.output_format
-    conditional = given.lse_error is None
+    # The three gradients as one tensor of one dimension: what follows is the same for each element.
+    values = {name: getattr(exact, name) for name in sums}
+    shapes = [value.shape for value in values.values()]
+    value = _joined(values.values())
+    error = _joined(
+        total.error(values[name], weights[name].size, weights[name].slack) for name, total in sums.items()
+    )
+    overflow = _overflow(sums, weights, pairs, arithmetic)
+    past = None
+    if any(x is not None for x in overflow.values()):
+        never = torch.zeros((), dtype=torch.bool, device=value.device)
+        lines = {name: never if x is None else x for name, x in overflow.items()}
+        past = _joined(lines[name].expand_as(x) for name, x in values.items())
+    intervals = dict(zip(sums, apart(_interval(value, error, fmt, past), shapes), strict=True))
 
     @cache
     def stored() -> centred.PredictedPairs:
         return centred.predicted_pairs(pairs, arithmetic, problem.effective_scale)
 
     @cache
-    def sigma() -> dict[str, Tensor]:
-        return rms_backward.backward_sigma(problem, forward, exact, given.lse, pairs, stored(), sums, machine)
+    def predictions() -> dict[str, Prediction]:
+        variances = rms_backward.backward_variance(
+            problem, forward, exact, given.lse, pairs, stored(), sums, machine
+        )
+        rms = after_rounding(value, _joined(variances[name] for name in sums), fmt)
+        linear = rms_backward.first_order(pairs, problem)
+        holds = _joined(linear[name].expand_as(values[name]) for name in sums)
+        if not math.isfinite(float(value.sum())):
+            holds = holds & torch.isfinite(value)
+        rms = rms if bool(holds.all()) else torch.where(holds, rms, 0.0)
+        parts = zip(pieces(rms, shapes), pieces(holds, shapes), strict=True)
+        return {name: Prediction(*part) for name, part in zip(sums, parts, strict=True)}
 
-    def prediction(name: str, value: Tensor) -> Prediction:
-        linear = rms_backward.first_order(pairs, problem)[name]
-        holds = (linear & torch.isfinite(value)).expand_as(value)
-        return Prediction(torch.where(holds, after_rounding(value, sigma()[name], fmt), 0.0), holds)
-
-    def centre(total: GradientSum, value: Tensor) -> Interval:
-        return centred.gradient_interval(total, value, stored(), overflow[total.name])
+    @cache
+    def centres() -> dict[str, Interval]:
+        centre, slack = zip(*(centred.gradient_centre(x, stored()) for x in sums.values()), strict=True)
+        whole = centred.gradient_interval(_joined(centre), _joined(slack), value, fmt, past)
+        return dict(zip(sums, apart(whole, shapes), strict=True))
 
     tensors = {}
-    for name, total in sums.items():
-        value = getattr(exact, name)
-        error = total.error(value, weights[name].size, weights[name].slack)
-        interval = _interval(value, error, fmt, overflow[name])
-        if conditional:
-            predict, around = partial(prediction, name, value), partial(centre, total, value)
+    for name, interval in intervals.items():
+        if given.lse_error is None:
+            predict, around = partial(_named, predictions, name), partial(_named, centres, name)
             tensors[name] = TensorBound(interval, predict, fmt.precision <= 11, around)
         else:
             tensors[name] = unpredicted(interval)
@@ -94,6 +115,15 @@ def backward_bound(
     if with_scale:
         tensors["dscale"] = _scale_bound(problem, forward, exact, pairs, scores, machine)
     return BackwardBound(tensors)
+
+
+def _named(made: Callable[[], dict[str, T]], name: str) -> T:
+    return made()[name]
+
+
+def _joined(tensors: Iterable[Tensor]) -> Tensor:
+    """All elements in one dimension."""
+    return torch.cat([x.flatten() for x in tensors])
 
 
 def _nothing(exact: BackwardQuantities, fmt: Format, *, with_scale: bool) -> BackwardBound:
@@ -199,7 +229,7 @@ def _scale_bound(
     descale = problem.q_descale * problem.k_descale
     products = (forward.products.abs() / scale).nan_to_num_(0.0, 0.0) * descale
     product_error = (scores.own / scale * descale).add_(products, alpha=2 * UNIT)
-    size = pairs.ds.abs() + pairs.ds_error
+    size = pairs.ds_size + pairs.ds_error
     term = pairs.ds_error * products + size * product_error
     total = (size * (products + product_error)).sum()
     error = term.sum() + (machine.vector.gamma(size.numel()) + 2 * UNIT) * total

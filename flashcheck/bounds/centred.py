@@ -8,6 +8,7 @@ this one was not computed by the algorithm that was declared.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -17,12 +18,12 @@ from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds.alignment import subnormal_values
 from flashcheck.bounds.gradient_sums import GradientSum
 from flashcheck.bounds.interval import Interval, rounded_interval
-from flashcheck.bounds.numbers import UNIT, exp_clipped, expm1_clipped, is_power_of_two
+from flashcheck.bounds.numbers import UNIT, exp_clipped, expm1_clipped, in_parts, is_power_of_two
 from flashcheck.bounds.pairs import PairErrors
-from flashcheck.bounds.products import weighted, weighted_above
+from flashcheck.bounds.products import weighted
 from flashcheck.bounds.tiling import SMALLEST_TILE
 from flashcheck.bounds.weights import WeightErrors
-from flashcheck.formats import Format, round_nearest
+from flashcheck.formats import Format, round_inside, round_nearest
 
 _LIMIT = 50.0  # e^50 is "anything" here
 
@@ -48,9 +49,9 @@ def forward_interval(
     running, num_keys = tiling.running_max, rows.num_keys
     assert running is not None
     weight = weights.in_tiles
-    if weights.linear:
+    if weights.moved_sum is not None:
         moved = (weight * weights.local).mul_(1 + weights.worst)
-        more = less = (rows.p * weights.relative).sum(-1, keepdim=True) * (1 + weights.worst) + weights.shift
+        more = less = weights.moved_sum * (1 + weights.worst) + weights.shift
         more = more + more.square()
     else:
         moved = weight * torch.expm1(weights.local.clamp(max=_LIMIT))
@@ -82,7 +83,7 @@ def forward_interval(
     centre = weighted(rows.problem, numerator, rows.values)
     shares = numerator + slack if unit.alignment or unit.flush_subnormals else numerator
     charged = slack.mul_(1 + gamma).add_(numerator, alpha=gamma)
-    error = weighted_above(rows.problem, charged, rows.values.abs())
+    error = weighted(rows.problem, charged, rows.values.abs())
     scaled = factor * weights.denominator
     error = error + unit.floor(num_keys) / scaled
     steps = -(-num_keys // unit.block) + weights.rescales
@@ -116,34 +117,44 @@ def predicted_pairs(pairs: PairErrors, arithmetic: Arithmetic, scale: float) -> 
     return PredictedPairs(p, p_slack, ds, ds_slack)
 
 
+def gradient_centre(total: GradientSum, stored: PredictedPairs) -> tuple[Tensor, Tensor]:
+    """Centre and error of dq, dk or dv; no tiling is needed, since P is recomputed from the stored LSE."""
+    operand, slack = (stored.p, stored.p_slack) if total.name == "dv" else (stored.ds, stored.ds_slack)
+    size = operand if total.name == "dv" else operand.abs()
+    centre = total.apply(operand, total.other).mul_(total.factor)
+    return centre, total.error(centre, size, slack)
+
+
 def gradient_interval(
-    total: GradientSum, exact: Tensor, stored: PredictedPairs, overflow: Tensor | None
+    centre: Tensor, error: Tensor, exact: Tensor, fmt: Format, overflow: Tensor | None
 ) -> Interval:
-    """Centred interval for dq, dk or dv; it needs no tiling, since P is recomputed from the stored LSE.
+    """Centred interval; all of one shape.
 
     Gradients whose ``exact`` value is not finite (a stored LSE too coarse for its scores) are unlimited.
     """
-    operand, slack = (stored.p, stored.p_slack) if total.name == "dv" else (stored.ds, stored.ds_slack)
-    size = operand if total.name == "dv" else operand.abs()
-    centre = total.apply(operand, total.other, above=False).mul_(total.factor)
-    error = total.error(centre, size, slack).nan_to_num_(torch.inf, torch.inf)
-    defined = torch.isfinite(exact + centre)
-    if not bool(defined.all()):
+    if not math.isfinite(float((exact + centre).sum() + error.sum())):
         defined = torch.isfinite(exact) & torch.isfinite(centre)
-        error, centre = torch.where(defined, error, torch.inf), torch.where(defined, centre, 0.0)
-    past = None if overflow is None else overflow.expand_as(centre)
-    return rounded_interval(centre, error, total.arithmetic.output_format, past)
+        error = torch.where(defined, error.nan_to_num(torch.inf, torch.inf), torch.inf)
+        centre = torch.where(defined, centre, 0.0)
+    return rounded_interval(centre, error, fmt, overflow)
 
 
 def _predicted(x: Tensor, error: Tensor, fmt: Format, factor: float) -> tuple[Tensor, Tensor]:
     """What x (times ``factor``) rounds to, and the width of what x +- error can round to: term [C1]."""
+    parts = [_predicted_part(part, slack, fmt, factor) for part, slack in in_parts(x, error)]
+    stored, slack = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+    return stored.view(x.shape), slack.view(x.shape)
+
+
+def _predicted_part(x: Tensor, error: Tensor, fmt: Format, factor: float) -> tuple[Tensor, Tensor]:
+    """``_predicted`` for a part of one dimension."""
     if factor != 1.0:
         x, error = x * factor, error * factor
-    if fmt.precision >= 24:
-        stored, slack = round_nearest(x, fmt), 2 * error
-    else:
-        stored, most, least = round_nearest(torch.stack([x, x + error, x - error]), fmt)
-        slack = most.sub_(least)
+    most, least = x + error, x - error
+    inside = not x.numel() or max(float(most.amax()), -float(least.amin())) < fmt.max_finite
+    nearest = round_inside if inside else round_nearest
+    stored = nearest(x, fmt)
+    slack = 2 * error if fmt.precision >= 24 else nearest(most, fmt).sub_(nearest(least, fmt))
     if factor != 1.0:
         stored.div_(factor)
         slack.div_(factor)

@@ -19,7 +19,7 @@ from flashcheck.bounds.numbers import (
     is_power_of_two,
     weighted_growth,
 )
-from flashcheck.bounds.products import weighted_above
+from flashcheck.bounds.products import weighted
 from flashcheck.bounds.result import ForwardBound, Prediction, TensorBound
 from flashcheck.bounds.rows import SoftmaxRows, softmax_rows
 from flashcheck.bounds.scores import ScoreError, score_error
@@ -87,16 +87,16 @@ def forward_bound(
     )
 
     @cache
-    def sigma() -> tuple[Tensor, Tensor]:
-        return rms.forward_sigma(problem, exact, weights, arithmetic, machine)
+    def variances() -> tuple[Tensor, Tensor]:
+        return rms.forward_variance(problem, exact, weights, arithmetic, machine)
 
-    def prediction(value: Tensor, deviation: Tensor, fmt: Format) -> Prediction:
+    def prediction(value: Tensor, variance: Tensor, fmt: Format) -> Prediction:
         linear = judged & rms.first_order(weights)
-        predicted = torch.where(linear, rms.after_rounding(value, deviation, fmt), 0.0)
+        predicted = torch.where(linear, rms.after_rounding(value, variance, fmt), 0.0)
         return Prediction(predicted, linear.expand_as(value))
 
     def of_lse() -> Prediction:
-        whole = prediction(rows.lse, sigma()[1], arithmetic.lse_format)
+        whole = prediction(rows.lse, variances()[1], arithmetic.lse_format)
         return Prediction(whole.rms.squeeze(-1), whole.holds.squeeze(-1))
 
     def centre() -> Interval | None:
@@ -107,7 +107,7 @@ def forward_bound(
     return ForwardBound(
         out=TensorBound(
             out_interval,
-            lambda: prediction(rows.out, sigma()[0], arithmetic.output_format),
+            lambda: prediction(rows.out, variances()[0], arithmetic.output_format),
             arithmetic.output_format.precision <= 11,
             centre,
         ),
@@ -125,9 +125,7 @@ def _out_error(
     if num_keys == 0:
         return torch.zeros_like(out)
     deviations = rows.deviations
-    # A 16-bit output's own rounding hides what single precision loses in the sums of W |v - O|.
-    precise = not weights.linear or arithmetic.output_format.precision >= 24
-    softmax = _softmax_error(weights, deviations, precise=precise)
+    softmax = _softmax_error(weights, deviations)
     unit = machine.accumulator(arithmetic.product_format or arithmetic.probability_format)
     rescaling = weights.rescales * UNIT
     sums = machine.vector.gamma(num_keys) + rescaling  # [O1]
@@ -142,7 +140,7 @@ def _out_error(
             share = probability.error.sum(-1, keepdim=True).clamp(max=0.999)
             moved = deviations.weighted(probability.error)
             softmax = torch.minimum(softmax + (moved + share * softmax) / (1 - share), deviations.hull)
-    summed = weighted_above(problem, charged, rows.values.abs())
+    summed = weighted(problem, charged, rows.values.abs())
     in_units = arithmetic.normalise == "after_product"
     scaled = arithmetic.probability_scale * (weights.denominator if in_units else torch.ones_like(rows.lse))
     floor = unit.floor(num_keys) * max(problem.v_descale, 1.0) / scaled
@@ -155,17 +153,18 @@ def _out_error(
     return softmax + (summed + floor) * (1 + quotient) + quotient * (out.abs() + softmax)
 
 
-def _softmax_error(weights: WeightErrors, deviations: Deviations, *, precise: bool) -> Tensor:
+def _softmax_error(weights: WeightErrors, deviations: Deviations) -> Tensor:
     """The three limits of THEORY.md section 3.4, of which the smallest counts."""
     rows = weights.rows
-    flush = (weights.flush / weights.denominator).expand_as(rows.p)
-    flush = flush if rows.mask is None else flush * rows.mask
-    first = deviations.weighted(weights.growth().add_(flush), precise=precise) / weights.spread
+    flush = weights.flush / weights.denominator
+    flush = flush if rows.mask is None or not weights.flush else flush * rows.mask
+    growth = weights.growth()
+    first = deviations.weighted(growth.add_(flush) if weights.flush else growth) / weights.spread
     softmax = torch.minimum(first.nan_to_num(torch.inf), deviations.hull)
     if weights.linear:  # the second limit gains where errors are large only
         return softmax
     centred = centred_errors(weights)
-    second = deviations.weighted(weights.growth(centred).add_(flush), precise=True)
+    second = deviations.weighted(weights.growth(centred).add_(flush))
     second = second / torch.exp(rows.log_p - centred).sum(-1, keepdim=True)
     return torch.minimum(softmax, second.nan_to_num(torch.inf))
 
@@ -183,8 +182,8 @@ def _lse_error(
     constant = 0.0 if errors.additive else errors.constant
     common = constant * rows.row_max.abs() + 2 * UNIT * size
     worst = weights.worst + (float(common.amax()) if common.numel() else 0.0)
-    if worst <= LARGEST_LINEAR:  # [L1]
-        moved = ((rows.p * weights.relative).sum(-1, keepdim=True) + common) * (1 + worst)
+    if worst <= LARGEST_LINEAR and weights.moved_sum is not None:  # [L1]
+        moved = (weights.moved_sum + common) * (1 + worst)
     else:
         absolute = rows.hide(weights.relative + common)
         moved = torch.log1p(weighted_growth(rows.log_p, absolute).sum(-1, keepdim=True))

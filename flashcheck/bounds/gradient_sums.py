@@ -13,7 +13,7 @@ from torch import Tensor
 from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
 from flashcheck.bounds.alignment import operand, subnormal_error
 from flashcheck.bounds.numbers import SMALLEST_FP32, SMALLEST_NORMAL_FP32, UNIT, is_power_of_two
-from flashcheck.bounds.products import by_head, by_kv_head, product_above, signed_product
+from flashcheck.bounds.products import by_kv_head, weighted
 from flashcheck.bounds.tiling import SMALLEST_TILE
 from flashcheck.formats import FP32, Format, format_of, half_ulp
 from flashcheck.problem import Problem
@@ -113,29 +113,17 @@ class GradientSum:
         """other^2."""
         return self.other.square()
 
-    def apply(self, weights: Tensor, other: Tensor, *, above: bool, per_head: bool = False) -> Tensor:
+    def apply(self, weights: Tensor, other: Tensor, *, per_head: bool = False) -> Tensor:
         """weights (B, H, Nq, Nk) times ``other`` (shaped as ``self.other``), without the factor.
 
         Args:
-            above: an upper limit for non-negative factors, from single precision.
             per_head: dK and dV of every query head apart, (B, H, Nk, .).
         """
         if self.over_keys:
-            rows = by_kv_head(self.problem, weights)
-            return by_head(self.problem, product_above(rows, other) if above else rows @ other)
+            return weighted(self.problem, weights, other)
         if not per_head:
             weights, other = by_kv_head(self.problem, weights), by_kv_head(self.problem, other)
-        return product_above(weights, other, transposed=True) if above else weights.mT @ other
-
-    def rough(self, weights: Tensor, *, per_head: bool = False) -> Tensor:
-        """factor * weights times other, to single precision; ``per_head`` as in ``apply``."""
-        if self.over_keys:
-            rows = by_kv_head(self.problem, weights)
-            return by_head(self.problem, signed_product(rows, self.other)).mul_(self.factor)
-        other = self.other
-        if not per_head:
-            weights, other = by_kv_head(self.problem, weights), by_kv_head(self.problem, other)
-        return signed_product(weights, other, transposed=True).mul_(self.factor)
+        return weights.mT @ other
 
     def error(self, exact: Tensor, size: Tensor, slack: Tensor) -> Tensor:
         """Terms [G1] to [G5]: error of the sum before it is stored; shape of the gradient.
@@ -153,9 +141,11 @@ class GradientSum:
             on_both += 3 * UNIT  # the products take q and k times sqrt(scale), rounded
         if self.name == "dv" and not is_power_of_two(a.probability_scale):
             on_both += 3 * UNIT
-        charged = torch.add(slack, size + slack, alpha=on_both)  # [G1], [G2]
-        error = self.apply(charged, self.size, above=True)
-        error = error.add_(self._subnormal(size, slack)).mul_(factor * (1 + 2 * UNIT))
+        charged = (slack * (1 + on_both)).add_(size, alpha=on_both)  # [G1], [G2]
+        error = self.apply(charged, self.size)
+        subnormal = self._subnormal(size, slack)
+        error = error.add_(subnormal) if isinstance(subnormal, Tensor) else error
+        error.mul_(factor * (1 + 2 * UNIT))
         steps = 0.0
         if self.name != "dv" or factor != 1.0:
             error.add_(exact.abs(), alpha=2 * UNIT)
@@ -179,7 +169,7 @@ class GradientSum:
         return error + (stored if self.over_keys else sum_group(stored, self.problem))
 
     def _subnormal(self, size: Tensor, slack: Tensor) -> Tensor | float:
-        """[G2] Subnormal operands, without the factor."""
+        """[G2] Subnormal operands, without the factor; 0 where there are none."""
         if not (self.unit.alignment or self.unit.flush_subnormals):
             return 0.0
         weights, other = self.formats
@@ -192,7 +182,7 @@ class GradientSum:
             self.unit,
             operand(size + slack, weights, least=size - slack, unit=unit),
             operand(self.size, other),
-            lambda left, right: self.apply(left, right, above=True),
+            self.apply,
         )
 
     def _subnormal_scaled(self, size: Tensor, slack: Tensor) -> Tensor | float:
@@ -201,11 +191,11 @@ class GradientSum:
         low = (self.size > 0) & (self.size * root < SMALLEST_NORMAL_FP32)
         if not bool(low.any()):
             return 0.0
-        return self.apply(size + slack, low.double(), above=True).mul_(SMALLEST_FP32 / 2 * root)
+        return self.apply(size + slack, low.double()).mul_(SMALLEST_FP32 / 2 * root)
 
     def partial(self, size: Tensor, slack: Tensor, *, per_head: bool = False) -> Tensor:
         """Largest partial sum on the way, the factor included."""
-        return self.apply(size + slack, self.size, above=True, per_head=per_head).mul_(abs(self.factor))
+        return self.apply(size + slack, self.size, per_head=per_head).mul_(abs(self.factor))
 
     def _tile_roundings(self, partial: Tensor) -> Tensor:
         """[G3] Gradients that are kept in a narrow format while they are summed over tiles."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from flashcheck.formats import Format, half_ulp, round_nearest
+from flashcheck.bounds.numbers import in_parts
+from flashcheck.formats import Format, half_ulp, round_inside, round_nearest
 
 _EVALUATION = 1.0 + 2.0**-26  # the bounds are themselves evaluated in float64: THEORY.md section 2.5
 
@@ -73,6 +75,22 @@ def _half_cell(got: Tensor, exact: Tensor, fmt: Format) -> Tensor:
     return half_ulp(toward.nan_to_num(0.0), fmt)
 
 
+def apart(joined: Interval, shapes: Sequence[torch.Size]) -> list[Interval]:
+    """An interval of one dimension as intervals of these shapes, in order."""
+    exact, error, lower, upper, over = (
+        pieces(x, shapes)
+        for x in (joined.exact, joined.error, joined.lower, joined.upper, joined.may_overflow)
+    )
+    parts = zip(exact, error, lower, upper, over, strict=True)
+    return [Interval(x, e, low, high, past, joined.fmt) for x, e, low, high, past in parts]
+
+
+def pieces(joined: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """A tensor of one dimension cut into tensors of these shapes, in order."""
+    parts = torch.split(joined, [shape.numel() for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
 def rounded_interval(
     exact: Tensor, error: Tensor, fmt: Format, may_overflow: Tensor | None = None
 ) -> Interval:
@@ -81,17 +99,31 @@ def rounded_interval(
     Rounding is monotone, so the ends of the interval round to the ends of the accepted set; this is
     tighter than adding half an ulp (THEORY.md section 2.5). ``error`` may be inf.
     """
+    if may_overflow is None:
+        may_overflow = torch.zeros((), dtype=torch.bool, device=exact.device).expand_as(exact)
+    parts = []
+    for part, error_part in in_parts(exact, error.expand_as(exact)):
+        if (found := _ends_inside(part, error_part, fmt)) is None:
+            break
+        parts.append(found)
+    else:  # the ordinary case, in fewer steps
+        whole, lower, upper = (torch.cat(x).view(exact.shape) for x in zip(*parts, strict=True))
+        return Interval(exact, whole, lower, upper, may_overflow.expand_as(exact), fmt)
     error, size = error * _EVALUATION, exact.abs()
-    whole = torch.add(error, size, alpha=1e-14)
-    if math.isfinite(float(whole.sum())):  # the ordinary case, in fewer steps
-        lower, upper = round_nearest(torch.stack([exact - whole, exact + whole]), fmt).unbind(0)
-        never = torch.zeros_like(exact, dtype=torch.bool) if may_overflow is None else may_overflow
-        return Interval(exact, whole, lower, upper, never, fmt)
     error = error + 1e-14 * size.nan_to_num(0.0, 0.0)
     unlimited = ~torch.isfinite(error)
     lower = torch.where(unlimited, -torch.inf, round_nearest(exact - error, fmt))
     upper = torch.where(unlimited, torch.inf, round_nearest(exact + error, fmt))
     lower = torch.where(torch.isinf(exact), exact, lower)
     upper = torch.where(torch.isinf(exact), exact, upper)
-    overflow = unlimited if may_overflow is None else (unlimited | may_overflow)
-    return Interval(exact, error, lower, upper, overflow, fmt)
+    return Interval(exact, error, lower, upper, unlimited | may_overflow, fmt)
+
+
+def _ends_inside(exact: Tensor, error: Tensor, fmt: Format) -> tuple[Tensor, Tensor, Tensor] | None:
+    """(error, lower, upper) of an interval that lies inside the range of ``fmt``; None where one does not."""
+    size = exact.abs()
+    whole = (size * 1e-14).add_(error, alpha=_EVALUATION)
+    if size.numel() and not float(size.add_(whole).amax()) < fmt.max_finite:
+        return None
+    lower, upper = exact - whole, exact + whole
+    return whole, round_inside(lower, fmt, out=lower), round_inside(upper, fmt, out=upper)

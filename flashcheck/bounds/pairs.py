@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,7 +22,7 @@ from flashcheck.bounds.numbers import (
     is_power_of_two,
     weighted_growth,
 )
-from flashcheck.bounds.products import weighted_above
+from flashcheck.bounds.products import weighted
 from flashcheck.bounds.rms import softcap_slope
 from flashcheck.bounds.scores import ScoreError
 from flashcheck.formats import Format, half_ulp
@@ -51,8 +53,9 @@ class PairErrors:
     """Errors of the recomputed tiles, (B, H, Nq, Nk); ``p`` and ``ds`` are exact, 0 where hidden.
 
     Attributes:
+        argument: |s - L|, 0 for s where hidden.
         p: exact exp(s - L); p_error: of the fp32 value; p_rounding: of putting it into its format.
-        ds: exact dS (softcap's derivative included); ds_error and ds_rounding likewise.
+        ds: exact dS (softcap's derivative included), ds_size: |dS|; ds_error and ds_rounding likewise.
         ds_plain, ds_plain_error: dS before softcap's derivative: the gradient of the bias.
         delta_error: (B, H, Nq, 1) error of rowsum(dO * O) - dLSE.
         relative: |log of computed p / exact p|; worst: the largest.
@@ -63,10 +66,12 @@ class PairErrors:
             None: nowhere.
     """
 
+    argument: Tensor
     p: Tensor
     p_error: Tensor
     p_rounding: Tensor
     ds: Tensor
+    ds_size: Tensor
     ds_error: Tensor
     ds_rounding: Tensor
     ds_plain: Tensor
@@ -101,20 +106,23 @@ def pair_errors(
         past = forward.visible & ~seen
         p, mask = torch.where(seen, p, 0.0), seen.double()
     stored = torch.where(torch.isfinite(given.lse), given.lse.double(), 0.0).unsqueeze(-1)
-    scores = forward.scores.nan_to_num(0.0, 0.0, 0.0)
+    scores = forward.scores
+    if not scores.numel() or not math.isfinite(float(scores.sum())):
+        scores = scores.nan_to_num(0.0, 0.0, 0.0)
     constant = 0.0 if score.additive else score.constant
     exponential = exponential_of(arithmetic.in_backward, machine)
     # [B1] No common shift cancels here: P is exp(s - L) with L given.
     relative = score.own * (ORACLE_SHARE * (1 + UNIT))
     if constant:
         relative.add_(scores.abs(), alpha=constant * (1 + UNIT))
-    own_max = relative.amax(-1, keepdim=True) if relative.shape[-1] else torch.zeros_like(stored)
+    own_max = relative.amax(-1, keepdim=True) if eager and relative.shape[-1] else torch.zeros_like(stored)
     argument = (scores - stored).abs_()
     shift = 2 * UNIT * stored.abs()
     row = shift * (1 + UNIT) + exponential.log_error
     row_error: Tensor | float = 0.0
     if eager:  # P comes from the forward: its row sum errs as well
-        row_error = own_max + exponential.log_error
+        row_error = own_max
+        row_error = row_error + exponential.log_error
         row_error = row_error + (machine.vector.gamma(relative.shape[-1]) + machine.division_error)
         row = row + row_error
     if given.lse_error is not None:  # [B6] the stored log-sum-exp is off
@@ -131,7 +139,8 @@ def pair_errors(
     p_error = _floored(p_error, exponential.flush, mask)
     if past is not None:  # an exponent that errs by more than float64 can say: any P at all
         p_error = torch.where(past, torch.inf, p_error)
-    p_rounding = _rounding(p + p_error, arithmetic.probability_format, arithmetic.probability_scale)  # [B2]
+    p_most = p + p_error
+    p_rounding = _rounding(p_most, arithmetic.probability_format, arithmetic.probability_scale)  # [B2]
     # [B3] delta and dP
     dout = dout_of(problem)
     size_dout = dout.abs()
@@ -139,7 +148,8 @@ def pair_errors(
     values = (problem.v.double() * problem.v_descale).abs()
     if not bool(torch.isfinite(values).all()):
         values = values.nan_to_num(0.0, 0.0)
-    magnitude = weighted_above(problem, size_dout, values.mT)
+    magnitude = weighted(problem, size_dout, values.mT)
+    largest = float(magnitude.amax()) if magnitude.numel() else 0.0
     size_out = given.out.double().nan_to_num(0.0).abs()
     if given.out_error is not None:
         size_out = size_out + given.out_error
@@ -157,36 +167,39 @@ def pair_errors(
     if problem.v_descale != 1.0:
         gamma += 2 * UNIT
     if eager:  # eager backward: delta = rowsum(P * dP)
-        delta_error = delta_error + _eager_delta_error(p + p_error, p_error, magnitude, gamma, machine)
+        delta_error = delta_error + _eager_delta_error(p_most, p_error, magnitude, gamma, machine)
         # A dP past the range makes delta infinite, or NaN where its P is 0.
         delta_size = torch.maximum(delta_size, magnitude.amax(-1, keepdim=True))
     difference = (exact.grad_probabilities - delta).abs_()
     if not finite or not bool(torch.isfinite(difference.sum())):
         difference = torch.where(forward.visible, difference, 0.0).nan_to_num_(0.0, 0.0)
-    difference_error = magnitude * gamma
-    difference_error.add_(
-        subnormal_error(
-            unit,
-            operand(size_dout, dout_format(problem, arithmetic)),
-            operand(values.mT, arithmetic.product_format or arithmetic.input_format, unit=problem.v_descale),
-            lambda left, right: weighted_above(problem, left, right),
-        )
+    overflow_p, overflow_ds, overflow_delta = _overflow(score, forward, shift, magnitude, largest, delta_size)
+    difference_error = magnitude.mul_(gamma)
+    subnormal = subnormal_error(
+        unit,
+        operand(size_dout, dout_format(problem, arithmetic)),
+        operand(values.mT, arithmetic.product_format or arithmetic.input_format, unit=problem.v_descale),
+        partial(weighted, problem),
     )
-    difference_error.add_(unit.floor(problem.value_dim) * max(problem.v_descale, 1.0))
+    if isinstance(subnormal, Tensor):
+        difference_error.add_(subnormal)
+    floor = unit.floor(problem.value_dim) * max(problem.v_descale, 1.0)
     dp_past: Tensor | None = None
     if arithmetic.grad_probability_format is not None:
-        dp_rounding, dp_past = _dp_rounding(exact, difference_error, arithmetic.grad_probability_format)
+        dp_rounding, dp_past = _dp_rounding(
+            exact, difference_error + floor, arithmetic.grad_probability_format
+        )
         difference_error.add_(dp_rounding)
         if eager:
-            delta_error = delta_error + ((p + p_error) * dp_rounding).sum(-1, keepdim=True)
-    difference_error.add_(delta_error)
-    difference_error.mul_(1 + UNIT).add_(difference, alpha=UNIT)
+            delta_error = delta_error + (p_most * dp_rounding).sum(-1, keepdim=True)
+    difference_error.add_(delta_error + floor).mul_(1 + UNIT).add_(difference, alpha=UNIT)
     # [B4] dS = P (dP - delta)
     ds = exact.grad_scores
     if not finite and mask is not None:
         ds = torch.where(mask > 0, ds, 0.0)
-    ds_error = difference_error.mul_(p + p_error).addcmul_(p_error, difference)
-    ds_error.mul_(1 + UNIT).add_(ds.abs(), alpha=UNIT)
+    ds_size = ds.abs()
+    ds_error = difference_error.mul_(p_most).addcmul_(p_error, difference)
+    ds_error.mul_(1 + UNIT).add_(ds_size, alpha=UNIT)
     ds_error = _floored(ds_error, exponential.flush, mask)
     if past is not None:
         ds_error = torch.where(past, torch.inf, ds_error)
@@ -194,25 +207,27 @@ def pair_errors(
     if problem.softcap is not None:
         own = score.own * ORACLE_SHARE
         ds, ds_error = _through_softcap(problem, forward, ds_plain, plain_error, own, machine, mask)
-    overflow_p, overflow_ds, overflow_delta = _overflow(score, forward, shift, magnitude, delta_size)
+        ds_size = ds.abs()
     overflow_ds = _either(overflow_ds, dp_past)
     if worst > LARGEST_LINEAR:  # P, or dS, may pass fp32's largest number by the errors of its exponent
-        overflow_p = _either(overflow_p, forward.visible & ~(p + p_error < _NEAR_MAX))
+        overflow_p = _either(overflow_p, forward.visible & ~(p_most < _NEAR_MAX))
         beyond = forward.visible & ~(ds_plain.abs() + plain_error < _NEAR_MAX)
         overflow_ds = _either(_either(overflow_ds, beyond), overflow_p)
     if eager and overflow_p is not None:  # such a row is NaN in all its columns, hidden ones too
         overflow_p = overflow_p.any(-1, keepdim=True).expand_as(p)
         overflow_ds = _either(overflow_ds, overflow_p)
     grad_format = arithmetic.grad_score_format or arithmetic.probability_format
-    ds_rounding = _rounding(ds.abs().add_(ds_error), grad_format, 1.0)  # [B5]
+    ds_rounding = _rounding(ds_size + ds_error, grad_format, 1.0)  # [B5]
     if arithmetic.scaled_grad_score_format is not None:
-        size = ds.abs().add_(ds_error).add_(ds_rounding)
+        size = (ds_size + ds_error).add_(ds_rounding)
         ds_rounding = ds_rounding + _scaled_rounding(problem, size, arithmetic.scaled_grad_score_format)
     return PairErrors(
+        argument,
         p,
         p_error,
         p_rounding,
         ds,
+        ds_size,
         ds_error,
         ds_rounding,
         ds_plain,
@@ -238,6 +253,8 @@ def _either(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 def _floored(error: Tensor, floor: float, mask: Tensor | None) -> Tensor:
     """error + floor where visible, 0 elsewhere."""
+    if floor == 0.0 and (mask is None or math.isfinite(float(error.sum()))):
+        return error  # P and dS are 0 where hidden
     if mask is None:
         return error.add_(floor)
     if not bool(torch.isfinite(error.sum())):
@@ -246,9 +263,14 @@ def _floored(error: Tensor, floor: float, mask: Tensor | None) -> Tensor:
 
 
 def _overflow(
-    score: ScoreError, forward: ForwardQuantities, shift: Tensor, magnitude: Tensor, delta_size: Tensor
+    score: ScoreError,
+    forward: ForwardQuantities,
+    shift: Tensor,
+    magnitude: Tensor,
+    largest: float,
+    delta_size: Tensor,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """overflow_p, overflow_ds and overflow_delta of ``PairErrors``."""
+    """overflow_p, overflow_ds and overflow_delta of ``PairErrors``; ``largest``: of ``magnitude``."""
     own = score.own
     limited = score.overflow is None and (not own.numel() or float(own.amax()) < torch.inf)
     overflow_p = None
@@ -256,7 +278,6 @@ def _overflow(
         rows = torch.zeros_like(shift, dtype=torch.bool)
         rows = rows if score.overflow is None else score.overflow.unsqueeze(-1)
         overflow_p = forward.visible & (rows | ~torch.isfinite(own) | (shift > 20.0))
-    largest = float(magnitude.amax()) if magnitude.numel() else 0.0
     most_delta = float(delta_size.amax()) if delta_size.numel() else 0.0
     if largest + most_delta < _NEAR_MAX:
         return overflow_p, overflow_p, None
@@ -269,7 +290,9 @@ def _rounding(largest: Tensor, fmt: Format, factor: float) -> Tensor:
     if fmt.precision >= 24:
         return torch.zeros_like(largest)
     value = largest if factor == 1.0 else largest * factor
-    error = torch.minimum(largest, half_ulp(value, fmt).mul_(1 / factor))
+    error = half_ulp(value, fmt)
+    error = error if factor == 1.0 else error.mul_(1 / factor)
+    torch.minimum(error, largest, out=error)
     if not is_power_of_two(factor):
         error.add_(largest, alpha=UNIT)
     if not value.numel() or float(value.amax()) < fmt.overflow_threshold:

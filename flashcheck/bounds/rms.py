@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
-from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT
-from flashcheck.bounds.products import by_head, by_kv_head, signed_product, weighted, weighted_above
+from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT, in_parts
+from flashcheck.bounds.products import weighted
 from flashcheck.bounds.rows import SoftmaxRows
 from flashcheck.bounds.weights import WeightErrors
 from flashcheck.formats import Format, half_ulp, round_to_spacing, ulp
@@ -21,6 +19,9 @@ ROUNDING_RMS = 0.4247
 
 BINADE = 0.541
 """Mean of (2^floor(log2 x) / x)^2 for a log-uniform x."""
+
+_FINE = 0.6**-2
+"""(spacing / sigma)^2 from which on the output's rounding is summed value by value."""
 
 LARGEST_PRODUCT = 12.0
 """Mean square of the largest of a few dozen products of normal numbers, over that of all."""
@@ -38,14 +39,14 @@ def first_order(weights: WeightErrors) -> Tensor:
     return worst < LARGEST_LINEAR
 
 
-def forward_sigma(
+def forward_variance(
     problem: Problem,
     exact: ForwardQuantities,
     weights: WeightErrors,
     arithmetic: Arithmetic,
     machine: Machine,
 ) -> tuple[Tensor, Tensor]:
-    """Standard deviations of out (B, H, Nq, dv) and lse (B, H, Nq, 1) before they are rounded."""
+    """Variances of out (B, H, Nq, dv) and lse (B, H, Nq, 1) before they are rounded."""
     rows = weights.rows
     out, p, num_keys = rows.out, rows.p, rows.num_keys
     if num_keys == 0:
@@ -65,7 +66,7 @@ def forward_sigma(
     elif rounding is not None:
         absolute.add_(rounding)
     variance = deviations.variance(effect)
-    variance.add_(weighted_above(problem, absolute, rows.values.square()))
+    variance.add_(weighted(problem, absolute, rows.values.square()))
     variance.addcmul_(out, out, value=ends + (0.6 * machine.division_error) ** 2)
     variance.add_(accumulation_bias(unit, num_keys, out).square())
     total = scores.sum(-1, keepdim=True) + accumulation_variance(
@@ -74,7 +75,7 @@ def forward_sigma(
     if rounding is not None and rounded_sum:
         total = total + rounding.sum(-1, keepdim=True)
     if shift is not None:
-        moved = by_head(problem, signed_product(by_kv_head(problem, shift), rows.values))
+        moved = weighted(problem, shift, rows.values)
         if rounded_sum:
             moved_sum = shift.sum(-1, keepdim=True)
             moved, total = moved - out * moved_sum, total + moved_sum.square()
@@ -89,32 +90,49 @@ def forward_sigma(
     log_sum = torch.log(rows.row_sum).abs()
     logarithm = (machine.log_relative * log_sum).clamp(min=machine.log_absolute) / 1.73
     total = total + torch.where(log_sum == 0, 0.0, logarithm).square()
-    return variance.sqrt_(), total.sqrt_()
+    return variance, total
 
 
-def after_rounding(exact: Tensor, sigma: Tensor, fmt: Format) -> Tensor:
-    """sqrt(E[(RN(exact + sigma Z) - exact)^2]) for a standard normal Z; shape of ``exact``.
+def after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
+    """sqrt(E[(RN(exact + sigma Z) - exact)^2]), Z standard normal, sigma^2 = ``variance``; all of one shape.
 
     Where sigma is below 0.6 spacings the sum runs over the neighbouring stored values (an exactly
     representable value then has error 0). From there on the rounding is one more independent error:
     the correction to that is of relative size 2 exp(-2 pi^2 (sigma / spacing)^2) < 0.002.
     """
+    parts = [_after_rounding(part, square, fmt) for part, square in in_parts(exact, variance)]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(exact.shape)
+
+
+def _after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
+    """``after_rounding`` for a part of one dimension."""
     spacing = ulp(exact, fmt)
-    continuous = sigma.square().addcmul_(spacing, spacing, value=1 / 12)
-    fine = sigma < 0.6 * spacing
-    if not bool(fine.any()):
-        return continuous.sqrt_().nan_to_num_(0.0, 0.0)
-    offset = (round_to_spacing(exact, spacing, fmt).sub_(exact) / spacing).float()
-    factor = (math.sqrt(0.5) * spacing / sigma).float().clamp_(max=1e30)
-    # Sum over the stored values k spacings from the nearest one, k = -3 .. 3, of (offset + k)^2 times the
-    # mass that rounds to them; summed by parts outward from k = 0, so that nothing cancels.
-    steps = torch.arange(0.5, 3, device=exact.device).view(3, *(1,) * exact.ndim)
+    precision = (spacing.square() / variance).nan_to_num_(0.0)
+    least, most = (float(x) for x in precision.aminmax()) if precision.numel() else (0.0, 0.0)
+    continuous = None
+    if least <= _FINE:
+        continuous = torch.addcmul(variance, spacing, spacing, value=1 / 12)
+        if most <= _FINE:
+            return continuous.sqrt_().nan_to_num_(0.0, 0.0)
+    in_spacings = exact / spacing
+    offset = in_spacings.round().sub_(in_spacings)
+    if float(exact.abs().amax()) >= fmt.overflow_threshold:
+        offset = round_to_spacing(exact, spacing, fmt).sub_(exact).div_(spacing)
+    offset = offset.float()
+    factor = precision.mul_(0.5).clamp_(max=1e30).float().sqrt_()
+    # Sum over the stored values k spacings from the nearest one of (offset + k)^2 times the mass that rounds
+    # to them; summed by parts outward from k = 0, so that nothing cancels. The mass of k = 2 and of k = 3
+    # is less than 2e-7 of what is nearer where sigma < 0.18, and < 0.36, of a spacing.
+    count = 1 + sum(max(least, _FINE) < limit**-2 for limit in (0.18, 0.36))
+    steps = torch.arange(0.5, count, device=exact.device).view(count, *(1,) * exact.ndim)
     edges = torch.stack([steps + offset, steps - offset])
     # Past 9 fp32's erfc is subnormal or 0, and takes twenty times as long.
-    mass = torch.special.erfc((edges * factor).clamp_(max=9.0))
-    outward = torch.nn.functional.threshold(mass, 1e-36, 0.0).mul_(edges).sum((0, 1))
-    discrete = outward.addcmul_(offset, offset).double().mul_(spacing.square())
-    return torch.where(fine, discrete, continuous).sqrt_().nan_to_num_(0.0, 0.0)
+    mass = torch.special.erfc(factor.mul(edges).clamp_(max=9.0))
+    outward: Tensor = mass.sub_(1e-36).clamp_(min=0.0).mul_(edges).sum((0, 1))
+    discrete = outward.addcmul_(offset, offset).double().mul_(spacing.square_())
+    if continuous is not None:
+        discrete = torch.where(precision > _FINE / 2, discrete, continuous)
+    return discrete.sqrt_().nan_to_num_(0.0, 0.0)
 
 
 def _with_sink(x: Tensor, rows: SoftmaxRows) -> Tensor:
@@ -172,7 +190,7 @@ def score_variance(
     """Variance of each computed score, (B, H, Nq, Nk); hidden pairs hold anything finite."""
     scale = problem.effective_scale
     q, k = problem.q.double().square(), problem.k.double().square()
-    terms = weighted_above(problem, q, k.mT).mul_(scale**2)
+    terms = weighted(problem, q, k.mT).mul_(scale**2)
     operand = arithmetic.product_format or arithmetic.input_format
     products = exact.products
     variance = accumulation_variance(machine.accumulator(operand), problem.head_dim, products, terms)

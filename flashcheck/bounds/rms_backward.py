@@ -10,7 +10,7 @@ from flashcheck.bounds.centred import PredictedPairs
 from flashcheck.bounds.gradient_sums import GradientSum, dout_of, sum_group
 from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT
 from flashcheck.bounds.pairs import PairErrors
-from flashcheck.bounds.products import weighted_above
+from flashcheck.bounds.products import weighted
 from flashcheck.bounds.rms import (
     ROUNDING_RMS,
     accumulation_bias,
@@ -25,7 +25,7 @@ from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
 from flashcheck.problem import Problem
 
 
-def backward_sigma(
+def backward_variance(
     problem: Problem,
     forward: ForwardQuantities,
     exact: BackwardQuantities,
@@ -35,19 +35,18 @@ def backward_sigma(
     sums: dict[str, GradientSum],
     machine: Machine,
 ) -> dict[str, Tensor]:
-    """Standard deviations of dq, dk, dv before they are rounded; shapes of q, k, v."""
+    """Variances of dq, dk, dv before they are rounded; shapes of q, k, v."""
     arithmetic = sums["dq"].arithmetic
     v2 = (problem.v.double() * problem.v_descale).square()
     reference = torch.where(torch.isfinite(lse), lse.double(), 0.0).unsqueeze(-1)
-    argument = forward.scores.nan_to_num(0.0, 0.0, 0.0) - reference
     log_p = score_variance(problem, forward, arithmetic, machine)
-    log_p.addcmul_(argument, argument, value=(ROUNDING_RMS * UNIT) ** 2)
+    log_p.addcmul_(pairs.argument, pairs.argument, value=(ROUNDING_RMS * UNIT) ** 2)
     log_p.add_(2 * (ROUNDING_RMS * UNIT * reference).square() + (pairs.exp_error / 1.73) ** 2)
     p, ds = pairs.p, pairs.ds
     p_square, ds_square = p.square(), ds.square()
     # dS errs as P does, as dP does, and by its own two roundings.
     unit = machine.accumulator(arithmetic.product_format or arithmetic.input_format)
-    squares = weighted_above(problem, dout_of(problem).square(), v2.mT)
+    squares = weighted(problem, dout_of(problem).square(), v2.mT)
     dp = accumulation_variance(unit, problem.value_dim, exact.grad_probabilities, squares)
     dp.add_(_delta_variance(problem, forward, exact, machine))
     drift = _drift(unit, problem, exact, p)
@@ -78,20 +77,20 @@ def backward_sigma(
         variance, square = (p_variance, p_square) if name == "dv" else (ds_variance, ds_square)
         ends, bridge = accumulation_weights(total.unit, total.terms)
         gradient = getattr(exact, name)
-        sigma = total.apply(torch.add(variance, square, alpha=bridge), total.square, above=True)
-        sigma.mul_(total.factor**2).addcmul_(gradient, gradient, value=ends)
+        found = total.apply(torch.add(variance, square, alpha=bridge), total.square)
+        found.mul_(total.factor**2).addcmul_(gradient, gradient, value=ends)
         if (shift := shifts[name]) is not None:
-            sigma.add_(total.rough(shift).square_())
+            found.add_(total.apply(shift, total.other).mul_(total.factor).square_())
         if kept is not None:  # every tile's sum is stored: as many roundings of partial sums as tiles
             tiles = total.tiles * (1 if total.over_keys else problem.group)
-            squares = total.apply(square, total.square, above=True).mul_(total.factor**2)
+            squares = total.apply(square, total.square).mul_(total.factor**2)
             # The last store is the output's own rounding, which is counted there.
             partial = partial_squares(tiles, gradient, squares) - gradient.square()
-            sigma.add_(partial, alpha=(ROUNDING_RMS * kept.unit_roundoff) ** 2)
+            found.add_(partial, alpha=(ROUNDING_RMS * kept.unit_roundoff) ** 2)
         elif total.group_format is not None:  # every head's gradient is stored before the group's sum
-            heads = total.rough(p if name == "dv" else ds, per_head=True)
-            sigma.add_(sum_group(half_ulp(heads, total.group_format).square_().div_(3), problem))
-        result[name] = sigma.nan_to_num_(0.0).sqrt_()
+            heads = total.apply(p if name == "dv" else ds, total.other, per_head=True).mul_(total.factor)
+            found.add_(sum_group(half_ulp(heads, total.group_format).square_().div_(3), problem))
+        result[name] = found.nan_to_num_(0.0)
     return result
 
 
@@ -138,7 +137,7 @@ def first_order(pairs: PairErrors, problem: Problem) -> dict[str, Tensor]:
     if pairs.worst <= LARGEST_LINEAR:
         everywhere = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=pairs.p.device)
         return dict.fromkeys(("dq", "dk", "dv"), everywhere)
-    size = pairs.ds.abs()
+    size = pairs.ds_size
     row = torch.maximum(pairs.p, size / size.amax(-1, keepdim=True).clamp(min=1e-300)) > 1e-9
     column = torch.maximum(pairs.p, size / size.amax(-2, keepdim=True).clamp(min=1e-300)) > 1e-9
     bad = pairs.relative >= LARGEST_LINEAR

@@ -64,9 +64,9 @@ def score_sums(
     errors = score_error(problem, exact, arithmetic, machine)
     rows = softmax_rows(problem, exact, errors)
     weights = weight_errors(rows, errors, arithmetic, machine)
-    sigma, _ = rms.forward_sigma(problem, exact, weights, arithmetic, machine)
+    variance, _ = rms.forward_variance(problem, exact, weights, arithmetic, machine)
     fmt = arithmetic.output_format
-    noise = sigma.square() + half_ulp(rows.out, fmt).square() / 3
+    noise = variance + half_ulp(rows.out, fmt).square() / 3
     error = got.double() - rows.out
     linear = rows.live & rms.first_order(weights)
     used = linear & torch.isfinite(error) & torch.isfinite(noise) & (noise.sqrt() >= fmt.quantum / 4)

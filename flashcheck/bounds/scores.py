@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
 from flashcheck.bounds.numbers import FP32_MAX, SMALLEST_FP32, UNIT
-from flashcheck.bounds.products import weighted, weighted_above
+from flashcheck.bounds.products import weighted
 from flashcheck.formats import FP32, Format, half_ulp
 from flashcheck.masks import Everything
 from flashcheck.oracle.quantities import ForwardQuantities
@@ -50,7 +50,7 @@ def score_error(
     unit = machine.accumulator(operand)
     finite = not (q.numel() and k.numel()) or math.isfinite(float(q.amax()) + float(k.amax()))
     if finite:
-        magnitude = weighted_above(problem, q, k.mT)
+        magnitude = weighted(problem, q, k.mT)
     else:  # a NaN of a hidden key must not reach the rows that do not see it
         magnitude = torch.where(exact.visible, weighted(problem, q, k.mT), 0.0)
     every_k = k.repeat_interleave(problem.group, 1)
@@ -157,7 +157,7 @@ def _flushed(problem: Problem, q: Tensor, k: Tensor, operand: Format, arithmetic
         tiny /= min(abs(problem.effective_scale) ** 0.5, 1.0)
     lost = torch.zeros((*q.shape[:-1], k.shape[-2]), dtype=q.dtype, device=q.device)
     for left, right in ((torch.where(q < tiny, q, 0.0), k), (q, torch.where(k < tiny, k, 0.0))):
-        lost.add_(weighted_above(problem, left, right.mT))
+        lost.add_(weighted(problem, left, right.mT))
     return lost
 
 

@@ -26,6 +26,7 @@ class WeightErrors:
         rows: the rows they belong to.
         own_max: (B, H, Nq, 1) largest score error of the row: limits the error of every running maximum.
         relative: (B, H, Nq, n) |delta| of each weight up to a factor common to the row.
+        moved: (B, H, Nq, n) p * relative where ``linear``, else None; moved_sum: (B, H, Nq, 1) its sum.
         shift: (B, H, Nq, 1) that common factor: in the kernel's own units exp(s - m) weights err by
             relative + shift.
         local: (B, H, Nq, n) error of the weight as it is rounded, before rescaling.
@@ -43,6 +44,8 @@ class WeightErrors:
     rows: SoftmaxRows
     own_max: Tensor
     relative: Tensor
+    moved: Tensor | None
+    moved_sum: Tensor | None
     shift: Tensor
     local: Tensor
     chain: Tensor
@@ -76,8 +79,8 @@ class WeightErrors:
 
     def growth(self, error: Tensor | None = None) -> Tensor:
         """At least p (exp(error) - 1), (B, H, Nq, n); the relative errors by default."""
-        if error is None and self.linear:
-            return (self.rows.p * self.relative).mul_(1 + self.worst)
+        if error is None and self.moved is not None:
+            return self.moved * (1 + self.worst)
         return weighted_growth(self.rows.log_p, self.relative if error is None else error)
 
 
@@ -93,8 +96,8 @@ def weight_errors(
     constant = 0.0 if errors.additive else errors.constant
     roundings = 2 if arithmetic.scale_placement == "exponent_subtract_first" else 1
     # Score errors, [W1] the constant and [W2] the argument: u (gap + own + own_max) and constant * gap.
-    base = torch.add(own, gap, alpha=constant + roundings * UNIT)
-    base.add_(own, alpha=roundings * UNIT).add_(roundings * UNIT * own_max)
+    base = (own * (1 + roundings * UNIT)).add_(gap, alpha=constant + roundings * UNIT)
+    common = roundings * UNIT * own_max
     tiling = tiling_of(rows, arithmetic)
     running, rescales = tiling.running_max, tiling.rescales
     fma = arithmetic.scale_placement == "exponent_fma"
@@ -109,18 +112,20 @@ def weight_errors(
         chain = 2 * UNIT * (behind + 2 * own_max + stale)
         if fma:
             mismatch = UNIT * (reference + own_max + size)
-    relative = base + tiling.per_key(chain + mismatch + exp_error * (1 + rescales))  # [W5]
-    local = own_max + exp_error + (UNIT * (reference + own_max) if fma else 0.0)
+    relative = base + tiling.per_key(common + chain + mismatch + exp_error * (1 + rescales))  # [W5]
+    local = common + own_max + exp_error + (UNIT * (reference + own_max) if fma else 0.0)
     if not is_power_of_two(arithmetic.probability_scale):
         local = local + UNIT
     local = base.add_(tiling.per_key(local))
     worst = max(float(relative.amax()), float(local.amax())) if relative.numel() else 0.0
     worst = worst if worst >= 0 else math.inf  # NaN is not small
     shift = own_max + UNIT * size
+    moved = moved_sum = None
     if worst <= LARGEST_LINEAR:
-        moved = (rows.p * relative).sum(-1, keepdim=True)
-        spread = 1 - moved
-        total = (1 - moved - shift).clamp(min=0.0)
+        moved = rows.p * relative
+        moved_sum = moved.sum(-1, keepdim=True)
+        spread = 1 - moved_sum
+        total = (spread - shift).clamp(min=0.0)
     else:
         relative, local = rows.hide(relative), rows.hide(local)
         spread = torch.exp(rows.log_p - relative).sum(-1, keepdim=True)
@@ -131,6 +136,8 @@ def weight_errors(
         rows=rows,
         own_max=own_max,
         relative=relative,
+        moved=moved,
+        moved_sum=moved_sum,
         shift=shift,
         local=local,
         chain=chain,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from flashcheck.bounds.interval import rounded_interval
-from flashcheck.formats import BF16, E4M3, E5M2, FP16, FP32, format_named, round_nearest
+from flashcheck.formats import BF16, E4M3, E5M2, FP16, FP32, format_named, round_inside, round_nearest
 
 FORMATS = [FP32, FP16, BF16, E4M3, E5M2]
 
@@ -76,3 +78,38 @@ def test_overflowing_output_format_accepts_infinity():
     assert interval.accepts(torch.tensor([65504.0])).all()
     assert interval.accepts(torch.tensor([torch.inf])).all()
     assert not interval.accepts(torch.tensor([65000.0])).any()
+
+
+def test_rounding_by_one_addition_is_rounding_to_nearest():
+    """All binades, ties and subnormal values, both signs; to the bit but for the sign of zeros."""
+    generator = torch.Generator().manual_seed(5)
+    for fmt in FORMATS:
+        significands = torch.randn(20_000, generator=generator).double()
+        low = max(fmt.min_exponent - fmt.precision - 4, -1060)
+        high = math.frexp(fmt.max_finite)[1] - 4
+        exponents = torch.randint(low, high, significands.shape, generator=generator)
+        numbers = torch.ldexp(significands, exponents)
+        ties = (2 * torch.arange(-500, 500).double() + 1) * fmt.unit_roundoff
+        x = torch.cat([numbers, 1 + ties, fmt.quantum * ties / (2 * fmt.unit_roundoff), torch.zeros(3)])
+        x = x[x.abs() < fmt.max_finite]
+        assert torch.equal(round_inside(x, fmt), round_nearest(x, fmt)), fmt
+        again = x.clone()
+        assert round_inside(again, fmt, out=again) is again
+        assert torch.equal(again, round_nearest(x, fmt)), fmt
+
+
+@pytest.mark.parametrize("size", [3, 1 << 14, (1 << 14) + 1])
+def test_one_element_past_the_range_changes_no_other(size):
+    """The short cut for what lies inside the format's range gives the same as the long way."""
+    generator = torch.Generator().manual_seed(size)
+    exact = 10 * torch.randn(size, generator=generator).double()
+    error = torch.rand(size, generator=generator).double()
+    short = rounded_interval(exact, error, FP16)
+    past, unlimited = exact.clone(), error.clone()
+    past[-1], unlimited[-2] = 65520.0, torch.inf
+    long = rounded_interval(past, unlimited, FP16)
+    for name in ("error", "lower", "upper", "may_overflow"):
+        one, other = getattr(short, name)[:-2], getattr(long, name)[:-2]
+        torch.testing.assert_close(one, other, rtol=1e-15, atol=0.0)
+    assert long.upper[-1] == torch.inf
+    assert bool(long.may_overflow[-2])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from flashcheck.arithmetic import flash
+from flashcheck.bounds.rms import after_rounding
 from flashcheck.checks import Judged
 from flashcheck.checks.rms import LARGEST_RATIO, RmsTally
 from flashcheck.emulator import as_kernel
-from flashcheck.formats import BF16, FP32
+from flashcheck.formats import BF16, FP16, FP32, round_nearest, ulp
 from flashcheck.loading import load
 from tests.bounds.honest import problem
 
@@ -107,3 +110,21 @@ def test_a_row_that_a_sink_dominates_is_predicted_by_its_keys():
     p = problem("bf16", lengths=(8, 17), softcap=1e4, sink=torch.full((1,), 40.0))
     bound = Judged(load("emulator.hopper.flash.bf16"), p).bound
     assert not bool(bound.out.predictable.any())
+
+
+@pytest.mark.parametrize("fmt", [BF16, FP16, FP32], ids=str)
+def test_the_rms_after_rounding_is_the_sum_over_all_stored_values(fmt):
+    """sigma from far below the spacing to far above it, side by side, so that no short cut serves all."""
+    generator = torch.Generator().manual_seed(3)
+    exact = 1 + torch.rand(4000, generator=generator).double()
+    exact[:50] = round_nearest(exact[:50], fmt)
+    spacing = ulp(exact, fmt)
+    sigma = spacing * torch.logspace(-3, 1, 4000).double()[torch.randperm(4000, generator=generator)]
+    stored = round_nearest(exact, fmt) + spacing * torch.arange(-60, 61).double().unsqueeze(-1)
+    below, above = ((stored + side * spacing / 2 - exact) / sigma / math.sqrt(2) for side in (-1, 1))
+    mass = (torch.special.erf(above) - torch.special.erf(below)) / 2
+    whole = ((stored - exact).square() * mass).sum(0).sqrt()
+    for part in (slice(None), sigma < 0.1 * spacing, sigma < 0.3 * spacing, sigma > spacing):
+        # erf(above) - erf(below) holds 16 digits of 1, its root 8 of a spacing.
+        found = after_rounding(exact[part], sigma[part].square(), fmt)
+        torch.testing.assert_close(found, whole[part], rtol=2e-3, atol=1e-7 * float(spacing.max()))
