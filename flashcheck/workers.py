@@ -69,7 +69,7 @@ def _connect(channel: Any, stop: Any) -> None:
 def _run(name: str, part: Plan, device: str, max_seconds: float | None) -> Outcome:
     if _stop.is_set():
         why = "interrupted before the first problem"
-        missing = {dtype: ("the whole dtype",) for dtype in part.dtypes}
+        missing: dict[str, tuple[str, ...]] = {dtype: ("the whole dtype",) for dtype in part.dtypes}
         return Outcome(part, missing=missing, stopped=why, interrupted=True)
     return certify(load(name), part, device=device, max_seconds=max_seconds, on_progress=_report)
 
