@@ -1,4 +1,4 @@
-"""FlashAttention-2 with split keys: do the weights of the parts add up to 1? Needs torch, and a GPU to run it.
+"""FlashAttention-2 with split keys: do the weights of the parts add up to 1? Needs torch; better with a GPU.
 
 All scores are one number and all values are 1, so every output is 1. Few heads, few queries and many keys
 make torch split the keys. Without a GPU the merge is done as the source writes it, in fp32. Exit code 1: some
