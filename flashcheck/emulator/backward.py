@@ -71,9 +71,11 @@ class _Backward:
         # Rows and keys with NaN or inf must not meet the zeros of pairs that are hidden.
         operands = (problem.q, problem.k, problem.v, dout)
         self.all_finite = all(bool(torch.isfinite(x.float()).all()) for x in operands)
-        # delta in fp32; it does not depend on the keys, so it is taken once, before the tiles.
+        # delta does not depend on the keys, so it is taken once, before the tiles.
         ones = torch.zeros(shape[:3])
-        self.delta = add_up(dout * out.float(), ones, machine.vector) - self.dlse
+        products, fmt = dout * out.float(), arithmetic.delta_format
+        delta = add_up(products if fmt is None else round_to(products, fmt), ones, machine.vector)
+        self.delta = (delta if fmt is None else round_to(delta, fmt)) - self.dlse
         self.shares = eager_shares(self.scores) if self.eager else None
         if self.shares is not None:
             every = slice(0, problem.num_keys)
