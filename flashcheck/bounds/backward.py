@@ -22,8 +22,9 @@ from flashcheck.bounds.numbers import FP32_MAX, UNIT, weighted_growth
 from flashcheck.bounds.pairs import Given, PairErrors, pair_errors
 from flashcheck.bounds.result import BackwardBound, Prediction, TensorBound, unpredicted
 from flashcheck.bounds.rms import after_rounding
+from flashcheck.bounds.scale_gradient import scale_interval, scale_prediction
 from flashcheck.bounds.scores import ScoreError, score_error
-from flashcheck.formats import FP32, Format, format_of
+from flashcheck.formats import Format, format_of
 from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
 from flashcheck.problem import Problem
 
@@ -113,7 +114,15 @@ def backward_bound(
     if exact.dsink is not None and problem.sink is not None:
         tensors["dsink"] = _sink_bound(problem, exact, given, pairs, machine)
     if with_scale:
-        tensors["dscale"] = _scale_bound(problem, forward, exact, pairs, scores, machine)
+        interval = scale_interval(problem, forward, exact, pairs, scores, machine)
+        predict_scale = partial(
+            scale_prediction, problem, forward, exact, given.lse, pairs, arithmetic, machine
+        )
+        tensors["dscale"] = (
+            unpredicted(interval)
+            if given.lse_error is not None
+            else TensorBound(interval, predict_scale, prediction_gates=False, centre=lambda: None)
+        )
     return BackwardBound(tensors)
 
 
@@ -212,26 +221,3 @@ def _sink_bound(
     if pairs.overflow_delta is not None:
         overflow = overflow | pairs.overflow_delta.squeeze(-1).any(2).any(0)
     return unpredicted(_interval(exact.dsink, error, format_of(problem.sink.dtype), overflow))
-
-
-def _scale_bound(
-    problem: Problem,
-    forward: ForwardQuantities,
-    exact: BackwardQuantities,
-    pairs: PairErrors,
-    scores: ScoreError,
-    machine: Machine,
-) -> TensorBound:
-    """[G8] dscale = sum dS q.k, stored in fp32; q.k errs as in [S1], taken from the scores' errors."""
-    scale = abs(problem.effective_scale)
-    if not scale:  # q.k cannot be had from scale q.k
-        return unpredicted(rounded_interval(exact.dscale, torch.full_like(exact.dscale, torch.inf), FP32))
-    descale = problem.q_descale * problem.k_descale
-    products = (forward.products.abs() / scale).nan_to_num_(0.0, 0.0) * descale
-    product_error = (scores.own / scale * descale).add_(products, alpha=2 * UNIT)
-    size = pairs.ds_size + pairs.ds_error
-    term = pairs.ds_error * products + size * product_error
-    total = (size * (products + product_error)).sum()
-    error = term.sum() + (machine.vector.gamma(size.numel()) + 2 * UNIT) * total
-    overflow = ~(total < FP32_MAX)
-    return unpredicted(_interval(exact.dscale, error, FP32, overflow))

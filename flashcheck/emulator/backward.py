@@ -30,7 +30,7 @@ from flashcheck.problem import Problem
 def backward(
     problem: Problem, out: Tensor, lse: Tensor, arithmetic: Arithmetic, machine: Machine
 ) -> Mapping[str, Tensor]:
-    """Gradients by name: dq, dk, dv, and dbias, dsink where the problem has a bias or a sink.
+    """Gradients by name: dq, dk, dv, dscale, and dbias, dsink where the problem has a bias or a sink.
 
     Args:
         out: (B, H, Nq, dv) and lse: (B, H, Nq): what the forward stored; exact inputs here.
@@ -40,12 +40,14 @@ def backward(
 
 @dataclass(slots=True)
 class _Sums:
-    """Gradients while they are summed, float32: dq (B, H, Nq, d), dk and dv per *query* head, dbias."""
+    """Gradients while they are summed, float32: dq (B, H, Nq, d), dk and dv per *query* head, dbias;
+    dscale (B, H, Nq), of every row."""
 
     dq: Tensor
     dk: Tensor
     dv: Tensor
     dbias: Tensor | None
+    dscale: Tensor
 
 
 class _Backward:
@@ -89,6 +91,7 @@ class _Backward:
             dk=torch.zeros(*per_head, p.head_dim),
             dv=torch.zeros(*per_head, p.value_dim),
             dbias=None if p.bias is None else torch.zeros(*per_head[:2], p.num_queries, p.num_keys),
+            dscale=torch.zeros(*p.q.shape[:3]),
         )
         tiles = [keys for part in key_tiles(p.num_keys, a) for keys in part]
         for rows in ranges(p.num_queries, a.block_queries or 1):
@@ -108,6 +111,8 @@ class _Backward:
         slope = self.scores.cap_slope(keys, rows)
         if slope is not None:
             ds = torch.where(seen, ds * slope, 0.0)
+        terms = torch.where(seen, ds * self.scores.bare_product(keys, rows), 0.0)
+        sums.dscale[..., rows] = add_up(terms, sums.dscale[..., rows], self.machine.vector)
         p_format = a.product_format or a.probability_format
         s_format = a.product_format or a.grad_operand_format
         narrow = a.product_format or a.input_format
@@ -191,6 +196,8 @@ class _Backward:
             gradients["dbias"] = stored(self._reduced(sums.dbias, p.bias), format_of(p.bias.dtype))
         if p.sink is not None:
             gradients["dsink"] = stored(self._sink_gradient(p.sink), format_of(p.sink.dtype))
+        dscale = add_up(sums.dscale.flatten(), torch.zeros(()), self.machine.vector)
+        gradients["dscale"] = dscale * fp32(p.q_descale * p.k_descale)
         return {name: gradients[name] for name in GRADIENT_NAMES if name in gradients}
 
     def _sum_group(self, per_head: Tensor) -> Tensor:

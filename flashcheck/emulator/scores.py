@@ -45,12 +45,14 @@ class Scores:
         bare = placement.startswith("exponent") and not self._added and problem.softcap is None
         if problem.sink is not None and arithmetic.sink_position == "first":
             bare = bare and abs(scale) > _SMALLEST_SCALE
+        self._negated = False
         self._root = fp32(math.sqrt(abs(scale)))
         if placement == "operands":
             q, k, self._scale = q * self._root, k * self._root, 1.0
             q = -q if scale < 0 else q
         elif bare and scale < 0:  # the running maximum must be that of the scaled scores
             q, self._scale = -q, -self._scale
+            self._negated = True
         self._operand = arithmetic.product_format or arithmetic.input_format
         self._q = product_operand(q, arithmetic)
         self._k = product_operand(k, arithmetic)
@@ -91,9 +93,18 @@ class Scores:
             s = round_to(s, self.arithmetic.scaled_score_format)
         return torch.where(self.visible[..., rows, keys], s, -torch.inf)
 
-    def _product(self, keys: slice, rows: slice) -> Tensor:
+    def bare_product(self, keys: slice, rows: slice) -> Tensor:
+        """q . k of a tile, of the operands as they came."""
+        if self.arithmetic.scale_placement == "operands":
+            k = self.problem.k.float().repeat_interleave(self.problem.group, 1)
+            return self._product(keys, rows, (self.problem.q.float(), k))
+        product = self._product(keys, rows)
+        return -product if self._negated else product
+
+    def _product(self, keys: slice, rows: slice, operands: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """q . k of a tile as it is stored."""
-        q, k = self._q[..., rows, :], self._k[..., keys, :].mT
+        every_q, every_k = operands or (self._q, self._k)
+        q, k = every_q[..., rows, :], every_k[..., keys, :].mT
         start = torch.zeros(*q.shape[:-1], k.shape[-1])
         unit = self.machine.accumulator(self._operand)
         s = multiply_add(q, k, start, unit, self._operand)
