@@ -43,7 +43,13 @@ def varlen_kernel() -> Kernel:
 
 def varlen_arithmetic(problem: Problem) -> Arithmetic:
     """What the back end does with this problem."""
-    return flash(problem.format, scale_roundings=2, atomic_dq=True, group_grad_format=problem.format)
+    return flash(
+        problem.format,
+        scale_roundings=2,
+        atomic_dq=True,
+        group_grad_format=problem.format,
+        flush_subnormals=True,
+    )
 
 
 class _Call:

@@ -18,7 +18,7 @@ from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds import centred, rms_backward
 from flashcheck.bounds.gradient_sums import GradientSum, Weights, gradient_sums, sum_group
 from flashcheck.bounds.interval import Interval, apart, pieces, rounded_interval
-from flashcheck.bounds.numbers import FP32_MAX, UNIT, weighted_growth
+from flashcheck.bounds.numbers import FP32_MAX, UNIT, flushed, weighted_growth
 from flashcheck.bounds.pairs import Given, PairErrors, pair_errors
 from flashcheck.bounds.result import BackwardBound, Prediction, TensorBound, unpredicted
 from flashcheck.bounds.rms import after_rounding
@@ -56,6 +56,7 @@ def backward_bound(
     """
     if not problem.num_keys or not problem.num_queries:
         return _nothing(exact, arithmetic.output_format, with_scale=with_scale)
+    machine = arithmetic.on(machine)
     scores = score_error(problem, forward, arithmetic, machine) if scores is None else scores
     pairs = pair_errors(problem, forward, exact, given, scores, arithmetic, machine)
     sums = gradient_sums(problem, arithmetic, machine)
@@ -189,7 +190,7 @@ def _bias_bound(problem: Problem, exact: Tensor, pairs: PairErrors, machine: Mac
     error, total = pairs.ds_plain_error, size
     if dims:
         error, total = error.sum(dims, keepdim=True), total.sum(dims, keepdim=True)
-    error = error + machine.vector.gamma(terms) * total
+    error = error + machine.vector.gamma(terms) * total + 3 * terms * flushed(machine)
     overflow = pairs.overflow_ds
     if overflow is not None:
         for dim in dims:
@@ -217,6 +218,8 @@ def _sink_bound(
     size = (torch.exp(log_p) + p_error) * (delta.abs() + delta_error)
     terms = size.shape[0] * size.shape[2]
     error = term.sum((0, 2)) + (machine.vector.gamma(terms) + 2 * UNIT) * size.sum((0, 2))
+    if lost := flushed(machine):  # of a weight, of delta, of their product, of the sum
+        error = error + lost * (delta.abs().sum((0, 2)) + 5 * terms)
     overflow = ~(size.sum((0, 2)) < FP32_MAX)
     if pairs.overflow_delta is not None:
         overflow = overflow | pairs.overflow_delta.squeeze(-1).any(2).any(0)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds.interval import Interval, rounded_interval
-from flashcheck.bounds.numbers import FP32_MAX, LARGEST_LINEAR, UNIT
+from flashcheck.bounds.numbers import FP32_MAX, LARGEST_LINEAR, UNIT, flushed
 from flashcheck.bounds.pairs import PairErrors
 from flashcheck.bounds.products import weighted
 from flashcheck.bounds.result import Prediction
@@ -46,6 +46,8 @@ def scale_interval(
     term = pairs.ds_error * products + size * product_error
     total = (size * (products + product_error)).sum()
     error = term.sum() + (machine.vector.gamma(size.numel()) + 2 * UNIT) * total
+    if lost := flushed(machine):
+        error = error + lost * (products + size + 4).sum()
     value = exact.dscale
     if not bool(torch.isfinite(value + error)):
         error = (

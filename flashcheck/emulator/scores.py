@@ -16,7 +16,7 @@ from torch import Tensor
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.emulator import functions
 from flashcheck.emulator.rounding import fp32, product_operand, round_to
-from flashcheck.emulator.units import multiply_add
+from flashcheck.emulator.units import kept, multiply_add
 from flashcheck.problem import Problem
 
 _SMALLEST_SCALE = 2.0**-40
@@ -48,7 +48,8 @@ class Scores:
         self._negated = False
         self._root = fp32(math.sqrt(abs(scale)))
         if placement == "operands":
-            q, k, self._scale = q * self._root, k * self._root, 1.0
+            q, k = (kept(kept(x, machine) * self._root, machine) for x in (q, k))
+            self._scale = 1.0
             q = -q if scale < 0 else q
         elif bare and scale < 0:  # the running maximum must be that of the scaled scores
             q, self._scale = -q, -self._scale
@@ -84,14 +85,14 @@ class Scores:
 
     def tile(self, keys: slice, rows: slice = slice(None)) -> Tensor:
         """Scores against a range of keys, -inf where hidden: (B, H, rows, keys)."""
-        s = self._product(keys, rows)
+        s = kept(self._product(keys, rows), self.machine)
         if self._multiplied:
             s = self._scaled(s, rows, keys)
         elif self._added or self.problem.softcap is not None:
             s = self._shaped(s.double(), rows, keys)
         if self.arithmetic.scaled_score_format is not None:
             s = round_to(s, self.arithmetic.scaled_score_format)
-        return torch.where(self.visible[..., rows, keys], s, -torch.inf)
+        return torch.where(self.visible[..., rows, keys], kept(s, self.machine), -torch.inf)
 
     def bare_product(self, keys: slice, rows: slice) -> Tensor:
         """q . k of a tile, of the operands as they came."""
