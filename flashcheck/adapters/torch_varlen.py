@@ -45,6 +45,7 @@ def varlen_arithmetic(problem: Problem) -> Arithmetic:
     """What the back end does with this problem."""
     return flash(
         problem.format,
+        scale_placement="scores",
         scale_roundings=2,
         atomic_dq=True,
         group_grad_format=problem.format,
