@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.hopper.backward_dkdv import launch_hopper_dkdv
 from kernels.hopper.backward_dq import launch_hopper_dq
 from kernels.hopper.forward import launch_hopper_forward, launch_hopper_products
+from kernels.hopper.pipelined import launch_hopper_pipelined
 from kernels.operands import Operands
 from kernels.options import Options
 from kernels.quantise import columns
@@ -33,6 +34,9 @@ def call(
     dout, q, k, v, lse, delta = tensors
     if kernel == "forward":
         return lambda: launch_hopper_forward(q, k, v, options, tile, section)
+    if kernel.startswith("pipelined"):
+        persistent = kernel.endswith("persistent")
+        return lambda: launch_hopper_pipelined(q, k, v, options, tile, section, persistent)
     if kernel == "dkdv":
         return lambda: launch_hopper_dkdv(dout, q, k, v, lse, delta, options, tile, section)
     if kernel == "dq":

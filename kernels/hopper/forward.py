@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.hopper.calls import columns_descriptor, descriptor, section_heads
 from kernels.hopper.order import work_item
 from kernels.hopper.packed import bounds, masked_rows, segment_of, slots
+from kernels.hopper.pipelined import launch_hopper_pipelined, pipelined_possible
 from kernels.launch import device_of, with_strides
 from kernels.masking import band_sees, row_sees_any, tile_range
 from kernels.operands import Operands
@@ -18,7 +19,7 @@ from kernels.rounding import to_operand
 from kernels.score_path import FP8, ScorePath, plain_path
 from kernels.softmax import maximum_in_log2, online_softmax_step, softmax_start
 from kernels.tiles import head_factors
-from kernels.tuning import Tile, hopper_tile, padded
+from kernels.tuning import Tile, hopper_tile, padded, pipelined_tile
 
 LN2 = tl.constexpr(0.6931471805599453)
 _SHORT_ROWS = 64  # padded head dim
@@ -163,7 +164,14 @@ def _hopper_forward_kernel(
 def launch_hopper_forward(
     q: Tensor, k: Tensor, v: Tensor, options: Options, tile: Tile | None = None, section: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`launch_hopper_products` of 16-bit inputs that `kernels.hopper.calls.possible` accepts."""
+    """O and the log-sum-exp of 16-bit inputs that `kernels.hopper.calls.possible` accepts.
+
+    By `kernels.hopper.pipelined` where that is tuned and covers the call, else `launch_hopper_products`.
+    """
+    if tile is None and q.device.type == "cuda" and pipelined_possible(options):
+        pipelined = pipelined_tile(q.shape[3], k.shape[2], options.right is not None)
+        if pipelined is not None:
+            return launch_hopper_pipelined(q, k, v, options, pipelined[0], section, pipelined[1])
     return launch_hopper_products(Operands(q, k, v), options, plain_path(q.dtype), tile, section)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+PARTS = ("casts", "precision", "repeats", "exactness")
 PROCESSES = 12
 """Most of the time goes into compiling, so that parts run side by side, each in a process of its own."""
 
@@ -46,11 +47,15 @@ def exact_one(configuration, device):
     return faults(configuration, device)
 
 
-def exactness(device):
-    """Configuration -> what is not exact; a configuration that does not compile or run is wrong too."""
-    from tests.kernels.exactness import configurations, distinct_blocks
+def exactness(device, kernels="", sweep=False):
+    """Configuration -> what is not exact; a configuration that does not compile or run is wrong too.
 
-    found = configurations()
+    ``kernels``: only those whose name holds this; ``sweep``: the tuning sweep's candidates too.
+    """
+    from tests.kernels.exactness import configurations, distinct_blocks, sweep_configurations
+
+    found = dict.fromkeys([*configurations(), *(sweep_configurations() if sweep else [])])
+    found = [c for c in found if kernels in c.kernel]
     found = found if device.type == "cuda" else distinct_blocks(found)[:2]
     results = zip(found, side_by_side(exact_one, found, device), strict=True)
     return {"configurations": len(found), "wrong": {str(c): result for c, result in results if result}}
@@ -130,7 +135,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True, help="where the results go")
     parser.add_argument("--repeats", type=int, default=100, help="calls that must agree bit by bit")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; default all")
+    parser.add_argument("--kernels", default="", help="exactness: only kernels whose name holds this")
+    parser.add_argument("--sweep", action="store_true", help="exactness: candidates of the sweep too")
     arguments = parser.parse_args()
+    chosen = arguments.parts.split(",")
+    if not set(chosen) <= set(PARTS):
+        parser.error(f"--parts is {arguments.parts}; it must be of {', '.join(PARTS)}")
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
     import triton
@@ -148,9 +159,10 @@ def main():
         "casts": lambda: casts(device),
         "precision": lambda: precision(device),
         "repeats": lambda: repeats(device, count),
-        "exactness": lambda: exactness(device),
+        "exactness": lambda: exactness(device, arguments.kernels, arguments.sweep),
     }
-    for name, part in parts.items():
+    for name in chosen:
+        part = parts[name]
         started = time.perf_counter()
         try:
             report[name] = part()
@@ -164,14 +176,15 @@ def main():
 
 def good(report):
     """Nothing failed, nothing differs, nothing is less precise than published."""
-    parts = [report[name] for name in ("casts", "precision", "repeats", "exactness")]
-    if any("failed" in part for part in parts):
+    parts = {name: report[name] for name in PARTS if name in report}
+    if any("failed" in part for part in parts.values()):
         return False
-    rows = report["precision"]["rows"]
+    rows = parts.get("precision", {}).get("rows", [])
     ran = all(isinstance(row["rms"], float) for row in rows)
     precise = ran and all(row["published"] is None or row["rms"] <= row["published"] for row in rows)
-    same = not any(report["casts"]["differ"].values()) and not report["repeats"]["differ"]
-    return precise and same and not report["exactness"]["wrong"]
+    same = not any(parts.get("casts", {}).get("differ", {}).values())
+    same = same and not parts.get("repeats", {}).get("differ")
+    return precise and same and not parts.get("exactness", {}).get("wrong")
 
 
 def write(path, report):
