@@ -21,6 +21,7 @@ RowSum = Literal["unrounded", "rounded"]
 ScalePlacement = Literal["exponent_fma", "exponent_subtract_first", "scores", "operands"]
 Normalise = Literal["after_product", "before_product"]
 SinkPosition = Literal["first", "last"]
+GradScoreProbability = Literal["unrounded", "rounded"]
 BackwardProbability = Literal["as_normalised", "recomputed", "kept"]
 Rounding = Literal["nearest", "toward_zero"]
 
@@ -31,6 +32,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "scale_placement": ("exponent_fma", "exponent_subtract_first", "scores", "operands"),
     "normalise": ("after_product", "before_product"),
     "sink_position": ("first", "last"),
+    "grad_score_probability": ("unrounded", "rounded"),
     "backward_probability": ("as_normalised", "recomputed", "kept"),
 }
 
@@ -73,6 +75,7 @@ class Arithmetic:
         atomic_dq: dQ is summed by atomics, so its order differs from run to run.
         grad_accumulator_format: dQ is rounded into this format after every key tile, dK and dV after
             every query tile (None: they are summed in fp32 and rounded once).
+        grad_score_probability: dS = P (dP - delta) takes P before or after P is rounded.
         block_queries: queries per tile in the backward; None where unknown.
         grad_probability_format: dP is rounded into this format (None: it stays fp32).
         scaled_grad_score_format: dS, in its own format, is multiplied by the scale and rounded into this
@@ -116,6 +119,7 @@ class Arithmetic:
     backward_exp_error: float | None = None
     backward_exp_flush: float | None = None
     backward_probability: BackwardProbability = "as_normalised"
+    grad_score_probability: GradScoreProbability = "unrounded"
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

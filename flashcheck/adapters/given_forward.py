@@ -68,7 +68,10 @@ def _holds(saved: Tensor, own: Tensor, unit: float) -> bool:
 
 
 def _laid_out(given: Tensor, saved: Tensor) -> Tensor:
-    """``given`` with the shape and strides of ``saved``, whose last dimension may be padded with zeros."""
+    """``given`` with the shape and strides of ``saved``, which may have a last dimension of one more, or a
+    padded one: zeros there."""
+    if saved.dim() == given.dim() + 1:
+        given = given.unsqueeze(-1)
     result = torch.zeros_like(saved)
     result[..., : given.shape[-1]].copy_(given)
     return result

@@ -162,5 +162,6 @@ def _eager_forward(problem: Problem) -> ForwardResult:
 def _compiled_forward(problem: Problem) -> ForwardResult:
     """With inputs that ask for gradients, so that the backward finds what was compiled here."""
     p = without_padding(problem)
-    out, lse = attend(_run_compiled, p, *(x.detach().requires_grad_() for x in (p.q, p.k, p.v)))
+    with torch.enable_grad():
+        out, lse = attend(_run_compiled, p, *(x.detach().requires_grad_() for x in (p.q, p.k, p.v)))
     return ForwardResult(out.detach(), lse.detach())

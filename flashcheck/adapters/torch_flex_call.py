@@ -11,6 +11,7 @@ from torch import Tensor
 from flashcheck.problem import Problem
 
 _LONGEST_DECODED = 128
+_WIDEST_TUNED = 128
 
 
 def attend(
@@ -19,7 +20,8 @@ def attend(
     """O and the natural LSE of ``attention`` (flex_attention in some form) on ``p`` with other tensors."""
     from torch.nn.attention.flex_attention import AuxRequest
 
-    options = {"kernel_options": {"FORCE_USE_FLEX_ATTENTION": True}} if _too_many_rows(p) else {}
+    chosen = kernel_options(p)
+    options = {"kernel_options": chosen} if chosen else {}
     out, aux = attention(
         q,
         k,
@@ -32,6 +34,17 @@ def attend(
         **options,
     )
     return out, aux.lse
+
+
+def kernel_options(p: Problem) -> dict[str, Any]:
+    """What torch 2.11 needs to be told to compile at all; it raises otherwise and says so itself."""
+    options: dict[str, Any] = {}
+    if _too_many_rows(p):
+        options["FORCE_USE_FLEX_ATTENTION"] = True
+    if p.value_dim > max(p.head_dim, _WIDEST_TUNED):
+        # Tiles are chosen by q's head dim alone: v's needs more shared memory than a Hopper GPU has.
+        options |= {"fwd_num_stages": 1, "bwd_num_stages": 1}
+    return options
 
 
 def _too_many_rows(p: Problem) -> bool:

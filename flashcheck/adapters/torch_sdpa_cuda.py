@@ -1,19 +1,20 @@
 """torch's ``scaled_dot_product_attention`` on CUDA: FlashAttention-2, memory-efficient, cuDNN, math.
 
-Each but the last is called through its operator, which returns the LSE and takes a stored O and LSE in its
-backward.
+Each but the last is called through its operator, which returns the LSE; the gradients are taken at the O and
+LSE that are given.
 Read from torch (aten/src/ATen/native/transformers/cuda) and flash-attention (csrc/flash_attn/src):
 
 flash
-    Scale and log2 e are one fp32 constant (two roundings), fused with the subtraction of the maximum.
-    Causality counts from the bottom right. LSE of an empty row is +inf. dQ is summed by atomics.
+    Scale and log2 e are one fp32 constant (two roundings). torch builds it with UNFUSE_FMA: the score times
+    that constant is rounded before the maximum is subtracted. Causality counts from the bottom right. LSE of
+    an empty row is +inf. Few heads and more than one tile of keys: the keys are split and the parts merged by
+    their fp32 LSEs (golden/findings/011). dQ is summed by atomics.
 efficient
     Scores are multiplied by that constant first. Causality counts from the top left. The LSE's rows are
-    padded to a multiple of 32. Forward alone: its backward rounds more often than the usual arithmetic
-    (dK up to twice the bound), and where, its declaration would have to say.
+    padded to a multiple of 32. The backward keeps P in shared memory in the input format and takes dS of
+    that; dS is scaled in fp32 and rounded then.
 cudnn
-    Closed source: a flash attention of the usual arithmetic, tiles unknown. Forward alone: its backward
-    operator ended the process when it was given a stored O and LSE.
+    Closed source: a flash attention of the usual arithmetic, tiles unknown.
 math
     The same steps as on the CPU (``torch_sdpa``); products are fp32, as TF32 is off by default.
 """
@@ -28,8 +29,10 @@ import torch
 from torch import Tensor
 
 from flashcheck.adapters import torch_sdpa
+from flashcheck.adapters.given_forward import gradients_given
 from flashcheck.adapters.grouped_heads import expanded_heads, summed_group
 from flashcheck.arithmetic import Arithmetic, flash
+from flashcheck.formats import FP32
 from flashcheck.kernel import Capabilities, ForwardResult, Kernel
 from flashcheck.problem import Problem
 
@@ -58,17 +61,18 @@ CUDNN_CAPABILITIES = replace(FLASH_CAPABILITIES, causal=("top_left",), head_dim=
 
 def flash_kernel() -> Kernel:
     """``torch.sdpa.cuda.flash``."""
-    return _kernel("flash", FLASH_CAPABILITIES, _flash_arithmetic, _flash_call, _flash_backward)
+    return _kernel("flash", FLASH_CAPABILITIES, _flash_arithmetic, _flash_call, _flash_gradients)
 
 
 def efficient_kernel() -> Kernel:
     """``torch.sdpa.cuda.efficient``."""
-    return _kernel("efficient", EFFICIENT_CAPABILITIES, _efficient_arithmetic, _efficient_call)
+    gradients = by_autograd(_efficient_call)
+    return _kernel("efficient", EFFICIENT_CAPABILITIES, _efficient_arithmetic, _efficient_call, gradients)
 
 
 def cudnn_kernel() -> Kernel:
     """``torch.sdpa.cuda.cudnn``."""
-    return _kernel("cudnn", CUDNN_CAPABILITIES, _flash_arithmetic, _cudnn_call)
+    return _kernel("cudnn", CUDNN_CAPABILITIES, _usual_arithmetic, _cudnn_call, by_autograd(_cudnn_call))
 
 
 def math_kernel() -> Kernel:
@@ -78,8 +82,10 @@ def math_kernel() -> Kernel:
     return replace(there, name="torch.sdpa.cuda.math", capabilities=capabilities)
 
 
-Call = Callable[[Problem, Tensor, Tensor], tuple[Any, ...]]
-Gradients = Callable[[Problem, Tensor, Tensor, Tensor, Tensor, tuple[Any, ...]], tuple[Any, ...]]
+Call = Callable[[Problem, Tensor, Tensor, Tensor], tuple[Any, ...]]
+"""O, LSE and more of a problem, given its q and its k and v for every query head."""
+Gradients = Callable[[Problem, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]
+"""dq, dk, dv for every query head, given the problem, k, v, O and LSE."""
 
 
 def _kernel(
@@ -87,65 +93,87 @@ def _kernel(
     capabilities: Capabilities,
     arithmetic: Callable[[Problem], Arithmetic],
     call: Call,
-    gradients: Gradients | None = None,
+    gradients: Gradients,
 ) -> Kernel:
     def forward(problem: Problem) -> ForwardResult:
-        out, lse = call(problem, *expanded_heads(problem))[:2]
+        with torch.no_grad():
+            out, lse = call(problem, problem.q, *expanded_heads(problem))[:2]
         return ForwardResult(out, _rows(lse, problem))
 
     def backward(problem: Problem, out: Tensor, lse: Tensor) -> Mapping[str, Tensor]:
-        k, v = expanded_heads(problem)
-        raw = call(problem, k, v)
-        # The back ends compute some strides of O instead of reading them: it must lie as they made it.
-        assert gradients is not None
-        stored = torch.empty_like(raw[0]).copy_(out)
-        dq, dk, dv = gradients(problem, k, v, stored, lse, raw)[:3]
+        dq, dk, dv = gradients(problem, *expanded_heads(problem), out, lse)
         return {"dq": dq, "dk": summed_group(dk, problem.group), "dv": summed_group(dv, problem.group)}
 
     return Kernel(
         name=f"torch.sdpa.cuda.{back_end}",
         forward=forward,
-        backward=None if gradients is None else backward,
+        backward=backward,
         capabilities=capabilities,
         arithmetic=arithmetic,
         source=f"torch {torch.__version__} aten::_scaled_dot_product_{back_end}_attention",
     )
 
 
-def _flash_arithmetic(problem: Problem) -> Arithmetic:
+def by_autograd(call: Call) -> Gradients:
+    """Gradients of an operator by torch's own formula for it, which keeps and reads O and LSE."""
+
+    def gradients(p: Problem, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
+        assert p.dout is not None
+
+        def run(leaves: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+            own, own_lse = call(p, leaves["dq"], leaves["dk"], leaves["dv"])[:2]
+            return own, own_lse
+
+        found = gradients_given(run, {"dq": p.q, "dk": k, "dv": v}, (out, lse), [p.dout])
+        return found["dq"], found["dk"], found["dv"]
+
+    return gradients
+
+
+def _usual_arithmetic(problem: Problem) -> Arithmetic:
     return flash(problem.format, scale_roundings=2, atomic_dq=True, group_grad_format=problem.format)
 
 
+def _flash_arithmetic(problem: Problem) -> Arithmetic:
+    return replace(_usual_arithmetic(problem), scale_placement="scores")
+
+
 def _efficient_arithmetic(problem: Problem) -> Arithmetic:
-    return replace(_flash_arithmetic(problem), scale_placement="scores")
+    return replace(
+        _usual_arithmetic(problem),
+        scale_placement="scores",
+        grad_score_format=FP32,
+        scaled_grad_score_format=problem.format,
+        grad_score_probability="rounded",
+    )
 
 
-def _flash_call(p: Problem, k: Tensor, v: Tensor) -> tuple[Any, ...]:
+def _flash_call(p: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
     op = torch.ops.aten._scaled_dot_product_flash_attention
-    result: tuple[Any, ...] = op(p.q, k, v, 0.0, p.causal is not None, False, scale=p.effective_scale)
+    result: tuple[Any, ...] = op(q, k, v, 0.0, p.causal is not None, False, scale=p.effective_scale)
     return result
 
 
-def _flash_backward(
-    p: Problem, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, raw: tuple[Any, ...]
-) -> tuple[Any, ...]:
-    _, _, cum_q, cum_k, max_q, max_k, seed, offset, _ = raw
+def _flash_gradients(p: Problem, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
+    own, _, cum_q, cum_k, max_q, max_k, seed, offset, _ = _flash_call(p, p.q, k, v)
+    # The back end computes some strides of O instead of reading them: it must lie as it made it.
+    stored = torch.empty_like(own).copy_(out)
     op = torch.ops.aten._scaled_dot_product_flash_attention_backward
     sizes = (cum_q, cum_k, max_q, max_k, 0.0, p.causal is not None, seed, offset)
-    result: tuple[Any, ...] = op(p.dout, p.q, k, v, out, lse, *sizes, scale=p.effective_scale)
-    return result
+    dq, dk, dv = op(p.dout, p.q, k, v, stored, lse, *sizes, scale=p.effective_scale)
+    return dq, dk, dv
 
 
-def _efficient_call(p: Problem, k: Tensor, v: Tensor) -> tuple[Any, ...]:
+def _efficient_call(p: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
     op = torch.ops.aten._scaled_dot_product_efficient_attention
-    result: tuple[Any, ...] = op(p.q, k, v, None, True, 0.0, p.causal is not None, scale=p.effective_scale)
+    result: tuple[Any, ...] = op(q, k, v, None, True, 0.0, p.causal is not None, scale=p.effective_scale)
     return result
 
 
-def _cudnn_call(p: Problem, k: Tensor, v: Tensor) -> tuple[Any, ...]:
+def _cudnn_call(p: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
     op = torch.ops.aten._scaled_dot_product_cudnn_attention
     causal = p.causal is not None
-    result: tuple[Any, ...] = op(p.q, k, v, None, True, 0.0, causal, False, scale=p.effective_scale)
+    result: tuple[Any, ...] = op(q, k, v, None, True, 0.0, causal, False, scale=p.effective_scale)
     return result
 
 

@@ -43,7 +43,8 @@ def varlen_kernel() -> Kernel:
 
 def varlen_arithmetic(problem: Problem) -> Arithmetic:
     """What the back end does with this problem."""
-    return flash(problem.format, scale_roundings=2, atomic_dq=True, group_grad_format=problem.format)
+    fmt = problem.format
+    return flash(fmt, scale_placement="scores", scale_roundings=2, atomic_dq=True, group_grad_format=fmt)
 
 
 class _Call:

@@ -26,6 +26,7 @@ from flashcheck.bounds.weights import WeightErrors
 from flashcheck.formats import Format, round_inside, round_nearest
 
 _LIMIT = 50.0  # e^50 is "anything" here
+_NO_WEIGHT = 1e-300  # below, P is stored as 0, and 1 / P may be infinite
 
 
 def forward_applies(arithmetic: Arithmetic) -> bool:
@@ -108,13 +109,23 @@ def predicted_pairs(pairs: PairErrors, arithmetic: Arithmetic, scale: float) -> 
     p_format = arithmetic.probability_format
     ds_format = arithmetic.grad_score_format or p_format
     p, p_slack = _predicted(pairs.p, pairs.p_error, p_format, arithmetic.probability_scale)
-    ds, ds_slack = _predicted(pairs.ds, pairs.ds_error, ds_format, 1.0)
+    ds, ds_error = pairs.ds, pairs.ds_error
+    if arithmetic.grad_score_probability == "rounded":
+        ds, ds_error = _of_rounded_p(pairs, p, p_slack)
+    ds, ds_slack = _predicted(ds, ds_error, ds_format, 1.0)
     if arithmetic.scaled_grad_score_format is not None and scale:
         # What the first rounding leaves, the scale's own rounding and that of the product in fp32.
         error = (ds_slack + 2 * UNIT * (ds.abs() + ds_slack)) * abs(scale)
         ds, ds_slack = _predicted(ds * scale, error, arithmetic.scaled_grad_score_format, 1.0)
         ds, ds_slack = ds / scale, ds_slack / abs(scale)
     return PredictedPairs(p, p_slack, ds, ds_slack)
+
+
+def _of_rounded_p(pairs: PairErrors, p: Tensor, p_slack: Tensor) -> tuple[Tensor, Tensor]:
+    """dS of the P that is stored, and how far the computed one lies from it: dS / P times the stored P."""
+    share = torch.where(pairs.p > _NO_WEIGHT, 1 / pairs.p, 0.0)
+    error = pairs.ds_given_p * (share * (p + p_slack)).clamp_(min=1.0)
+    return pairs.ds * (share * p), error + pairs.ds.abs() * (share * p_slack)
 
 
 def gradient_centre(total: GradientSum, stored: PredictedPairs) -> tuple[Tensor, Tensor]:

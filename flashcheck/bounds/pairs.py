@@ -56,6 +56,7 @@ class PairErrors:
         argument: |s - L|, 0 for s where hidden.
         p: exact exp(s - L); p_error: of the fp32 value; p_rounding: of putting it into its format.
         ds: exact dS (softcap's derivative included), ds_size: |dS|; ds_error and ds_rounding likewise.
+            ds_given_p: ds_error without the rounding of P, where dS takes a rounded P.
         ds_plain, ds_plain_error: dS before softcap's derivative: the gradient of the bias.
         delta_error: (B, H, Nq, 1) error of rowsum(dO * O) - dLSE.
         relative: |log of computed p / exact p|; worst: the largest.
@@ -73,6 +74,7 @@ class PairErrors:
     ds: Tensor
     ds_size: Tensor
     ds_error: Tensor
+    ds_given_p: Tensor
     ds_rounding: Tensor
     ds_plain: Tensor
     ds_plain_error: Tensor
@@ -197,16 +199,26 @@ def pair_errors(
     ds = exact.grad_scores
     if not finite and mask is not None:
         ds = torch.where(mask > 0, ds, 0.0)
+    rounded = arithmetic.grad_score_probability == "rounded"
+    taken = p_rounding * (difference + difference_error) if rounded else None
     ds_size = ds.abs()
     ds_error = difference_error.mul_(p_most).addcmul_(p_error, difference)
     ds_error.mul_(1 + UNIT).add_(ds_size, alpha=UNIT)
     ds_error = _floored(ds_error, exponential.flush, mask)
     if past is not None:
         ds_error = torch.where(past, torch.inf, ds_error)
+    given_p = ds_error
+    if taken is not None:
+        ds_error = ds_error + taken * (1 + UNIT)
     ds_plain, plain_error = ds, ds_error
     if problem.softcap is not None:
         own = score.own * ORACLE_SHARE
         ds, ds_error = _through_softcap(problem, forward, ds_plain, plain_error, own, machine, mask)
+        if taken is not None:
+            own = score.own * ORACLE_SHARE  # the call before has used it up
+            _, given_p = _through_softcap(problem, forward, ds_plain, given_p, own, machine, mask)
+        else:
+            given_p = ds_error
         ds_size = ds.abs()
     overflow_ds = _either(overflow_ds, dp_past)
     if worst > LARGEST_LINEAR:  # P, or dS, may pass fp32's largest number by the errors of its exponent
@@ -229,6 +241,7 @@ def pair_errors(
         ds,
         ds_size,
         ds_error,
+        given_p,
         ds_rounding,
         ds_plain,
         plain_error,

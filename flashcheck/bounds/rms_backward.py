@@ -67,7 +67,8 @@ def backward_variance(
     shifts: dict[str, Tensor | None] = {"dv": None, "dq": None, "dk": None}
     if arithmetic.probability_format.precision < 24:
         shifts["dv"] = stored.p - p
-    if min(arithmetic.grad_operand_format.precision, grad_format.precision) < 24:
+    taken = arithmetic.probability_format if arithmetic.grad_score_probability == "rounded" else grad_format
+    if min(f.precision for f in (arithmetic.grad_operand_format, grad_format, taken)) < 24:
         shifts["dq"] = shifts["dk"] = stored.ds - ds if drift is None else drift.add_(stored.ds).sub_(ds)
     elif drift is not None:
         shifts["dq"] = shifts["dk"] = drift

@@ -102,6 +102,9 @@ class _Backward:
         tile = self.scores.tile(keys, rows)
         probabilities = torch.where(seen, self._probabilities(tile, rows, keys), 0.0)
         difference = self._grad_probabilities(rows, keys) - self.delta[..., rows, None]
+        p_stored = round_to(probabilities * fp32(a.probability_scale), a.probability_format)
+        if a.grad_score_probability == "rounded":
+            probabilities = p_stored / fp32(a.probability_scale)
         ds = torch.where(seen, probabilities * difference, 0.0)
         if sums.dbias is not None:
             sums.dbias[..., rows, keys] = ds
@@ -111,7 +114,6 @@ class _Backward:
         p_format = a.product_format or a.probability_format
         s_format = a.product_format or a.grad_operand_format
         narrow = a.product_format or a.input_format
-        p_stored = round_to(probabilities * fp32(a.probability_scale), a.probability_format)
         ds_stored = round_to(ds, a.grad_score_format or a.probability_format)
         p_operand = product_operand(p_stored, a)
         if a.scaled_grad_score_format is not None:

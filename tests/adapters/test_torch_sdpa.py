@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashcheck.adapters.torch_sdpa_cuda import by_autograd
 from flashcheck.errors import ArgumentError
 from flashcheck.kernel import Kernel
 from flashcheck.loading import load
+from flashcheck.oracle import fp64
 from flashcheck.problem import Problem
 
 KERNELS = ("torch.sdpa.flash", "torch.sdpa.math")
@@ -20,6 +22,25 @@ TOLERANCE = {"fp16": 1e-2, "bf16": 8e-2, "fp32": 4e-6}
 @pytest.fixture(params=KERNELS)
 def kernel(request: pytest.FixtureRequest) -> Kernel:
     return load(request.param)
+
+
+def _cpu_operator(p: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    result: tuple[Tensor, ...] = op(q, k, v, 0.0, p.causal is not None, scale=p.effective_scale)
+    return result
+
+
+def test_an_operator_is_differentiated_at_the_forward_that_is_given() -> None:
+    """As the adapters of CUDA do it, on the operator that is here."""
+    p = problem_with(torch.float32, causal="top_left")
+    exact = fp64.forward(p)
+    out, lse = exact.out.float() + 0.25, exact.lse.float() - 0.5
+    k, v = (x.repeat_interleave(p.group, 1) for x in (p.k, p.v))
+    dq, dk, dv = by_autograd(_cpu_operator)(p, k, v, out, lse)
+    want = fp64.backward(p, out, lse)
+    assert (dq.double() - want.dq).abs().max() < 1e-5
+    assert (dk.double().unflatten(1, (2, 2)).sum(2) - want.dk).abs().max() < 1e-5
+    assert (dv.double().unflatten(1, (2, 2)).sum(2) - want.dv).abs().max() < 1e-5
 
 
 def problem_with(dtype: torch.dtype = torch.float32, **options: object) -> Problem:

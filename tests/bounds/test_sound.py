@@ -54,6 +54,11 @@ VARIANTS = {
         "grad_score_format": ARITHMETICS["flash.fp32"].probability_format,
         "scaled_grad_score_format": BF16,
     },
+    "dS of a rounded P": {
+        "grad_score_format": ARITHMETICS["flash.fp32"].probability_format,
+        "scaled_grad_score_format": BF16,
+        "grad_score_probability": "rounded",
+    },
     "own exponentials": {"exp_error": 2.0**-12, "backward_exp_error": 2.0**-20, "exp_flush": 2.0**-60},
     "scale 448": {
         "probability_format": ARITHMETICS["flash.e4m3"].probability_format,

@@ -95,6 +95,9 @@ VARIANTS: dict[str, Arithmetic] = {
     "scaled operands": flash(FP32, scale_placement="operands"),
     "other query tile": flash(FP32, block_queries=8, grad_accumulator_format=BF16),
     "eager": flash(FP32, normalise="before_product"),
+    "dS of a rounded P": flash(
+        FP32, probability_format=BF16, grad_score_format=FP32, grad_score_probability="rounded"
+    ),
     "kept probabilities": flash(FP32, backward_probability="kept"),
 }
 
