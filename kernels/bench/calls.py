@@ -34,9 +34,10 @@ def call(
     dout, q, k, v, lse, delta = tensors
     if kernel == "forward":
         return lambda: launch_hopper_forward(q, k, v, options, tile, section)
-    if kernel.startswith("pipelined"):
-        persistent = kernel.endswith("persistent")
-        return lambda: launch_hopper_pipelined(q, k, v, options, tile, section, persistent)
+    persistent = kernel.endswith("persistent")
+    if kernel in ("pipelined", "pipelined-persistent"):
+        plain, plain_operands = plain_path(q.dtype), Operands(q, k, v)
+        return lambda: launch_hopper_pipelined(plain_operands, options, plain, tile, section, persistent)
     if kernel == "dkdv":
         return lambda: launch_hopper_dkdv(dout, q, k, v, lse, delta, options, tile, section)
     if kernel == "dq":
@@ -46,6 +47,8 @@ def call(
     q, k, v = (x.to(FP8_DTYPE) for x in (q, k, v))
     path = plain_path(FP8_DTYPE)
     operands = Operands(q, k, columns(v))
+    if kernel.startswith("pipelined"):
+        return lambda: launch_hopper_pipelined(operands, options, path, tile, section, persistent)
     return lambda: launch_hopper_products(operands, options, path, tile, section)
 
 

@@ -164,14 +164,7 @@ def _hopper_forward_kernel(
 def launch_hopper_forward(
     q: Tensor, k: Tensor, v: Tensor, options: Options, tile: Tile | None = None, section: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """O and the log-sum-exp of 16-bit inputs that `kernels.hopper.calls.possible` accepts.
-
-    By `kernels.hopper.pipelined` where that is tuned and covers the call, else `launch_hopper_products`.
-    """
-    if tile is None and q.device.type == "cuda" and pipelined_possible(options):
-        pipelined = pipelined_tile(q.shape[3], k.shape[2], options.right is not None)
-        if pipelined is not None:
-            return launch_hopper_pipelined(q, k, v, options, pipelined[0], section, pipelined[1])
+    """`launch_hopper_products` of 16-bit inputs that `kernels.hopper.calls.possible` accepts."""
     return launch_hopper_products(Operands(q, k, v), options, plain_path(q.dtype), tile, section)
 
 
@@ -184,6 +177,8 @@ def launch_hopper_products(
 ) -> tuple[Tensor, Tensor]:
     """O and the natural log-sum-exp of operands that are ready for the products.
 
+    By `kernels.hopper.pipelined` where that is tuned and covers the call, unless a tile is given.
+
     Args:
         operands: 16-bit, or fp8 with v's keys contiguous (`kernels.hopper.calls.fp8_possible`).
         tile: launch configuration; by default that of `kernels.tuning`.
@@ -193,11 +188,13 @@ def launch_hopper_products(
     q, k, v = operands.q, operands.k, operands.v
     batch, heads, num_queries, head_dim = q.shape
     num_keys = k.shape[2]
-    out = torch.empty(q.shape, dtype=path.output, device=q.device)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     banded = options.left is not None or options.right is not None
     packed = options.cu_q is not None
     fp8 = path.operand in FP8
+    if tile is None and q.device.type == "cuda" and pipelined_possible(options):
+        pipelined = pipelined_tile(q.element_size(), head_dim, num_keys, banded)
+        if pipelined is not None:
+            return launch_hopper_pipelined(operands, options, path, pipelined[0], section, pipelined[1])
     if tile is None:
         kind = "fp8" if fp8 else "forward"
         tile = hopper_tile(kind, q.device.type, head_dim, banded, num_queries, num_keys, packed)
@@ -205,6 +202,8 @@ def launch_hopper_products(
         num_tiles = slots(num_queries, options.segments, tile.block_m)
     else:
         num_tiles = triton.cdiv(num_queries, tile.block_m)
+    out = torch.empty(q.shape, dtype=path.output, device=q.device)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     group = heads // k.shape[1]
     if section is None:
         # Measured on an H200: several heads side by side pay only for short rows under a band; elsewhere one

@@ -23,7 +23,7 @@ from kernels.hopper.backward_dkdv import launch_hopper_dkdv
 from kernels.hopper.backward_dq import launch_hopper_dq
 from kernels.hopper.forward import launch_hopper_forward, launch_hopper_products
 from kernels.hopper.pipelined import launch_hopper_pipelined
-from kernels.operands import Gradients
+from kernels.operands import Gradients, Operands
 from kernels.options import parse_options
 from kernels.quantise import columns, prepare
 from kernels.score_path import output_dtype, parse_score_path, plain_path
@@ -77,10 +77,13 @@ def compile_hopper():
             launch_hopper_dq(q, q, k, k, row, row, parsed, tile)
             launch_hopper_dkdv(q, q, k, k, row, row, parsed, tile)
     parsed = parse_options(q, k, causal="top_left")
-    launch_hopper_pipelined(q, k, k, parsed, tuning.Tile(128, 64, 8, 2))
+    large = tuning.Tile(128, 64, 8, 2)
+    launch_hopper_pipelined(Operands(q, k, k), parsed, plain_path(torch.float16), large)
     path = parse_score_path(torch.float16, "e4m3", None, None, False, True, False)
     operands = prepare(q, k, k, parsed, path)
-    launch_hopper_products(replace(operands, v=columns(operands.v)), parsed, path, tile)
+    operands = replace(operands, v=columns(operands.v))
+    launch_hopper_products(operands, parsed, path, tile)
+    launch_hopper_pipelined(operands, parsed, path, large)
 
 
 def compile_decode(dtype, block_table=None, **options):

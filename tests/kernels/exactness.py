@@ -175,11 +175,13 @@ def hopper_results(c, problem, operands, parsed, path, stored):
         lse, delta = (surrounded(x[..., None], "q")[..., 0].contiguous() for x in (lse, delta))
         parsed = replace(parsed, cu_q=ends["q"], cu_k=ends["k"], segments=3)
     given = (dout, q, k, v, lse, delta, parsed, c.tile)
+    if path.operand in FP8_NAMES:
+        operands = replace(operands, v=columns(operands.v))
     if c.kernel.startswith("hopper pipelined"):
-        pair = launch_hopper_pipelined(q, k, v, parsed, c.tile, None, c.kernel.endswith("persistent"))
+        persistent = c.kernel.endswith("persistent")
+        pair = launch_hopper_pipelined(operands, parsed, path, c.tile, None, persistent)
         return dict(zip(("out", "lse"), pair, strict=True))
     if c.kernel == "hopper fp8":
-        operands = replace(operands, v=columns(operands.v))
         return dict(zip(("out", "lse"), launch_hopper_products(operands, parsed, path, c.tile), strict=True))
     if c.kernel.endswith("dq"):
         return {"dq": launch_hopper_dq(*given)[:, :, inner["q"]]}
@@ -214,6 +216,7 @@ def configurations(arch="sm90"):
             tables.append((kernel, table.get((arch, gradient_bytes, kernel), {})))
         if path.operand in FP8_NAMES and arch == "sm90":
             tables.append(("hopper fp8", tuning.hopper_tables()["fp8"]))
+            tables.append(("hopper pipelined", tuning.hopper_tables()["pipelined fp8"]))
         elif score is None and dtype.itemsize == 2 and arch == "sm90":
             for kernel, packed in itertools.product(("forward", "dq", "dkdv"), ("", "packed ")):
                 tables += [(f"hopper {packed}{kernel}", tuning.hopper_tables()[f"{packed}{kernel}"])]
@@ -232,8 +235,10 @@ def sweep_configurations():
     """Every candidate of the tuning sweep, in bf16 or e4m3: any of them may enter the tables."""
     found = []
     for (name, dim), tiles in all_candidates().items():
-        dtype = torch.float8_e4m3fn if name.startswith("fp8") else torch.bfloat16
-        kernel = {"packed": "hopper packed forward"}.get(name, f"hopper {name.replace('-', ' ')}")
+        dtype = torch.float8_e4m3fn if "fp8" in name else torch.bfloat16
+        kernel = {"packed": "hopper packed forward"}.get(
+            name, f"hopper {name.replace('-', ' ').replace('pipelined fp8', 'pipelined')}"
+        )
         found += [Configuration(kernel, dtype, dim, tile) for tile in tiles]
     return list(dict.fromkeys(found))
 

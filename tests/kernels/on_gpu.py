@@ -6,19 +6,23 @@ it runs small, in the interpreter. Exits with 1 where anything is wrong.
 """
 
 import argparse
-import concurrent.futures
+import concurrent.futures.process
+import contextlib
 import datetime
 import json
 import multiprocessing
 import os
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import torch
 
-PARTS = ("casts", "precision", "repeats", "exactness")
+PARTS = ("casts", "precision", "repeats", "pipelined", "exactness")
+SECONDS = 90
+"""What one configuration may take, compilation included."""
 PROCESSES = 12
 """Most of the time goes into compiling, so that parts run side by side, each in a process of its own."""
 
@@ -30,7 +34,14 @@ def side_by_side(task, arguments, device):
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(PROCESSES, mp_context=context) as pool:
         running = [pool.submit(attempt, task, argument, device) for argument in arguments]
-        return [future.result() for future in running]
+        return [outcome(future) for future in running]
+
+
+def outcome(future):
+    try:
+        return future.result()
+    except concurrent.futures.process.BrokenProcessPool:
+        return "not finished: a kernel did not end, here or beside"
 
 
 def attempt(task, argument, device):
@@ -41,10 +52,23 @@ def attempt(task, argument, device):
         return f"{type(error).__name__}: {str(error)[:300]}"
 
 
+@contextlib.contextmanager
+def limited(seconds):
+    """A kernel that never ends ends this process, not the whole run."""
+    timer = threading.Timer(seconds, os._exit, (3,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def exact_one(configuration, device):
     from tests.kernels.exactness import faults
 
-    return faults(configuration, device)
+    with limited(SECONDS):
+        return faults(configuration, device)
 
 
 def exactness(device, kernels="", sweep=False):
@@ -109,6 +133,22 @@ def casts(device):
     return {"numbers": stop, "differ": found}
 
 
+def pipelined_one(case, device):
+    from tests.kernels.pipelined_bits import differences
+
+    with limited(SECONDS):
+        return differences(case, device)
+
+
+def pipelined(device):
+    """Calls in which the forward in Gluon gives other bits than the one in Triton; nothing without a GPU."""
+    from tests.kernels.pipelined_bits import CASES
+
+    cases = CASES if device.type == "cuda" else []
+    results = zip(cases, side_by_side(pipelined_one, cases, device), strict=True)
+    return {"cases": len(cases), "wrong": {str(case): result for case, result in results if result}}
+
+
 def outliers_one(arguments, device):
     from tests.kernels.precision import outlier_rms
 
@@ -159,6 +199,7 @@ def main():
         "casts": lambda: casts(device),
         "precision": lambda: precision(device),
         "repeats": lambda: repeats(device, count),
+        "pipelined": lambda: pipelined(device),
         "exactness": lambda: exactness(device, arguments.kernels, arguments.sweep),
     }
     for name in chosen:
@@ -184,7 +225,8 @@ def good(report):
     precise = ran and all(row["published"] is None or row["rms"] <= row["published"] for row in rows)
     same = not any(parts.get("casts", {}).get("differ", {}).values())
     same = same and not parts.get("repeats", {}).get("differ")
-    return precise and same and not parts.get("exactness", {}).get("wrong")
+    exact = not any(parts.get(name, {}).get("wrong") for name in ("pipelined", "exactness"))
+    return precise and same and exact
 
 
 def write(path, report):
