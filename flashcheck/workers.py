@@ -1,7 +1,7 @@
 """Judges the dtypes of a plan side by side, one process each; outcomes are keyed by dtype, so they add up.
 
-A worker loads the kernel by name: a kernel object need not be picklable. Ctrl-C reaches every process of
-the terminal's group; each returns what it has judged until then.
+A worker loads the kernel by name: a kernel object need not be picklable. Ctrl-C ends all of them, also where
+it reaches only this process, or comes before a worker has begun; each returns what it has judged so far.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ FEWEST_CASES = 40
 """A process costs seconds to start: shorter plans run in one."""
 
 _channel: Any = None
+_stop: Any = None
 
 
 def certify_by_name(
@@ -45,10 +46,10 @@ def certify_by_name(
     started = time.perf_counter()
     parts = [_part(plan, dtype) for dtype in plan.dtypes]
     context = multiprocessing.get_context("spawn")
-    channel = context.Queue()
-    with ProcessPoolExecutor(min(workers, len(parts)), context, _connect, (channel,)) as pool:
+    channel, stop = context.Queue(), context.Event()
+    with ProcessPoolExecutor(min(workers, len(parts)), context, _connect, (channel, stop)) as pool:
         futures = [pool.submit(_run, name, part, device, max_seconds) for part in parts]
-        interrupted = _relay(futures, channel, len(plan.cases), on_progress)
+        interrupted = _relay(futures, channel, stop, len(plan.cases), on_progress)
         outcome = _merged(plan, [future.result() for future in futures])
     outcome.interrupted |= interrupted
     outcome.seconds = time.perf_counter() - started
@@ -60,17 +61,31 @@ def _part(plan: Plan, dtype: str) -> Plan:
     return replace(plan, dtypes=(dtype,), cases=cases)
 
 
-def _connect(channel: Any) -> None:
-    global _channel  # noqa: PLW0603 - a queue reaches a worker by inheritance only
-    _channel = channel
+def _connect(channel: Any, stop: Any) -> None:
+    global _channel, _stop
+    _channel, _stop = channel, stop
 
 
 def _run(name: str, part: Plan, device: str, max_seconds: float | None) -> Outcome:
-    return certify(load(name), part, device=device, max_seconds=max_seconds, on_progress=_channel.put)
+    if _stop.is_set():
+        why = "interrupted before the first problem"
+        missing: dict[str, tuple[str, ...]] = {dtype: ("the whole dtype",) for dtype in part.dtypes}
+        return Outcome(part, missing=missing, stopped=why, interrupted=True)
+    return certify(load(name), part, device=device, max_seconds=max_seconds, on_progress=_report)
+
+
+def _report(event: Progress) -> None:
+    _channel.put(event)
+    if _stop.is_set():
+        raise KeyboardInterrupt
 
 
 def _relay(
-    futures: list[Future[Outcome]], channel: Any, total: int, on_progress: Callable[[Progress], None]
+    futures: list[Future[Outcome]],
+    channel: Any,
+    stop: Any,
+    total: int,
+    on_progress: Callable[[Progress], None],
 ) -> bool:
     """Passes the workers' events on until all are done; True where the user interrupted."""
     done: dict[str, Progress] = {}
@@ -78,14 +93,14 @@ def _relay(
     while not all(future.done() for future in futures):
         try:
             event: Progress = channel.get(timeout=0.2)
+            done[event.case.spec.dtype] = event
+            counted = sum(e.done for e in done.values())
+            on_progress(Progress(counted, total, event.case, sum(e.failures for e in done.values())))
         except queue.Empty:
             continue
-        except KeyboardInterrupt:  # the workers got it too and return what they have
+        except KeyboardInterrupt:
+            stop.set()
             interrupted = True
-            continue
-        done[event.case.spec.dtype] = event
-        counted = sum(e.done for e in done.values())
-        on_progress(Progress(counted, total, event.case, sum(e.failures for e in done.values())))
     return interrupted
 
 

@@ -14,6 +14,7 @@ FILL = 3600.0
 
 TORCH = {"cuda": ("flash", "efficient", "cudnn", "math"), "cpu": ("flash", "math")}
 TUTORIAL = "triton.tutorial"
+COMPILED = "torch.flex.compiled"
 OWN = (
     "kernels:flash_attention",
     "kernels:score_fp16",
@@ -74,14 +75,14 @@ def others(device: str) -> tuple[str, ...]:
     if device != "cuda":
         return names
     tutorial = (TUTORIAL,) if "FLASHCHECK_TRITON_TUTORIAL" in os.environ else ()
-    return ("torch.flex.compiled", "torch.varlen", *names, *tutorial)
+    return (COMPILED, "torch.varlen", *names, *tutorial)
 
 
 DTYPES = {
     "torch.sdpa.cuda.flash": ("fp16", "bf16"),
     "torch.sdpa.cuda.efficient": ("fp16", "bf16"),
     "torch.sdpa.cuda.cudnn": ("fp16", "bf16"),
-    "torch.flex.compiled": ("fp16", "bf16"),
+    COMPILED: ("fp16", "bf16"),
     "torch.varlen": ("fp16", "bf16"),
     TUTORIAL: ("fp16",),
     "kernels:score_fp16": ("bf16", "fp32"),
@@ -146,9 +147,10 @@ GATES = ("gate/torch", "gate/triton")
 
 def certificates(plan: Plan) -> Iterator[Job]:
     """One job for each kernel and dtype; the those of a kernel are merged by ``tests.device.merge``."""
-    for kernel in sorted(plan.kernels, key=lambda name: name != OWN[0]):  # the longest first
+    slowest = (OWN[0], COMPILED)  # seconds of compilation for each problem
+    for kernel in dict.fromkeys((*(k for k in slowest if k in plan.kernels), *plan.kernels)):
         for dtype in DTYPES.get(kernel, ALL_DTYPES):
-            helpers = 2 if plan.device == "cuda" and kernel == OWN[0] else 0
+            helpers = 2 if plan.device == "cuda" and kernel in slowest else 0
             yield Job(
                 f"certificate/{slug(kernel)}.{dtype}",
                 flashcheck(
@@ -165,7 +167,7 @@ def edges(plan: Plan) -> Iterator[Job]:
     """A process for each kernel: an illegal access ends all that comes after it in its process."""
     for kernel in plan.kernels:
         asked = ("-m", "tests.report.edges", kernel, "--json", "{out}.json")
-        yield Job(f"edges/{slug(kernel)}", asked, limit=120.0)
+        yield Job(f"edges/{slug(kernel)}", asked, limit=240.0)
 
 
 def soundness(plan: Plan) -> Iterator[Job]:
@@ -174,8 +176,10 @@ def soundness(plan: Plan) -> Iterator[Job]:
         ("own", OWN[:1], 2),
         ("paths", OWN[1:], 2),
         ("torch", torch_names(plan.device), 2),
-        ("others", tuple(n for n in others(plan.device) if n != TUTORIAL), 1),
+        ("eager", ("eager", "torch.flex.eager"), 1),
     ]
+    if plan.device == "cuda":
+        groups.append(("compiled", ("torch.varlen", COMPILED), 1))
     for name, kernels, shards in groups:
         for shard in range(shards):
             asked = ("-m", "tests.bounds.soundness", "--cases", "1000000", "--seed", str(plan.seed(shard)))
@@ -185,14 +189,14 @@ def soundness(plan: Plan) -> Iterator[Job]:
 
 def false_alarms(plan: Plan) -> Iterator[Job]:
     """Every check on kernels that are right; torch's own kernels need no compiler and carry most problems."""
-    quick = (*torch_names(plan.device), "eager", "torch.flex.eager")
     groups: list[tuple[str, tuple[str, ...], int]] = [
-        ("torch", quick, plan.shards),
+        ("torch", (*torch_names(plan.device), "eager"), plan.shards),
+        ("flex", ("torch.flex.eager",), 1),
         ("own", OWN[:1], 1),
         ("paths", OWN[1:], 1),
     ]
     if plan.device == "cuda":
-        groups.insert(2, ("compiled", ("torch.varlen", "torch.flex.compiled"), 1))
+        groups.insert(2, ("compiled", ("torch.varlen", COMPILED), 1))
     for name, kernels, shards in groups:
         for shard in range(shards):
             yield _honest(f"honest/{name}-{shard}", kernels, plan.seed(shard), on_cpu=False)
@@ -277,6 +281,12 @@ def _faults(shards: int) -> list[list[str]]:
     return [list(MUTANTS)[n::shards] for n in range(shards)]
 
 
+def findings(_: Plan) -> Iterator[Job]:
+    """The repros of golden/findings, whose printed lines are their records; exit code 1: still so."""
+    for path in sorted(Path("golden/findings").glob("*/repro.py")):
+        yield Job(f"findings/{path.parent.name}", (str(path),), limit=90.0)
+
+
 KINDS: dict[str, Callable[[Plan], Iterator[Job]]] = {
     "probe": probes,
     "certificate": certificates,
@@ -290,6 +300,7 @@ KINDS: dict[str, Callable[[Plan], Iterator[Job]]] = {
     "kernels": own_kernels,
     "mutants": mutants,
     "audit": audits,
+    "findings": findings,
 }
 """What can be asked for; ``probe`` brings its gates along."""
 

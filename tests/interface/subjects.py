@@ -19,6 +19,7 @@ SMALL = {"dtypes": ("bf16",), "head_dim": (8, 32)}
 
 honest = kernel(attend, **SMALL)
 two_dtypes = kernel(attend, dtypes=("bf16", "fp32"), head_dim=(8, 32))
+three_dtypes = kernel(attend, dtypes=("fp16", "bf16", "fp32"), head_dim=(8, 32))
 wrong_lse = kernel(partial(attend, lse_factor=1.4426950408889634), **SMALL)
 nan = kernel(lambda problem: ForwardResult(attend(problem).out * torch.nan, attend(problem).lse), **SMALL)
 

@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from flashcheck.certify import Progress, Verdict
+from flashcheck.loading import load
+from flashcheck.plan import make_plan
 from flashcheck.report.certificate import Certificate
+from flashcheck.workers import certify_by_name
 
 ROOT = Path(__file__).parents[2]
 SUBJECTS = "tests.interface.subjects"
@@ -132,6 +136,23 @@ def test_ctrl_c_writes_what_was_judged(certify: Certify) -> None:
     assert done.returncode == 130
     assert 0 < certificate.run.judged < certificate.run.planned
     assert "interrupted" in certificate.run.stopped
+
+
+def test_ctrl_c_ends_every_process_and_those_that_have_not_begun() -> None:
+    """Two workers, three dtypes, an interrupt that reaches only this process."""
+    name = "tests.interface.subjects:three_dtypes"
+    kernel = load(name)
+    plan = make_plan(kernel, "standard")
+
+    def interrupt(_: Progress) -> None:
+        raise KeyboardInterrupt
+
+    outcome = certify_by_name(name, kernel, plan, on_progress=interrupt, workers=2)
+    assert outcome.interrupted
+    assert 0 < outcome.judged < len(plan.cases)
+    assert outcome.verdict is Verdict.INCOMPLETE
+    assert set(outcome.missing) == {"fp16", "bf16", "fp32"}
+    assert "interrupted" in outcome.stopped
 
 
 def test_quiet_prints_the_last_lines_alone(certify: Certify) -> None:
