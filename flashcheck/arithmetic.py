@@ -87,6 +87,8 @@ class Arithmetic:
             ``as_normalised``: recomputed where P is normalised after the product, kept where before it.
         group_grad_format: under grouped heads, the dK and dV of each query head are rounded into this
             format before they are summed over the group (None: the sum is taken in fp32).
+        flush_subnormals: fp32 operations outside the matrix unit may take subnormal operands for zero and
+            store zero for subnormal results (CUDA code built with ``-ftz=true`` or ``--use_fast_math``).
     """
 
     input_format: Format
@@ -122,7 +124,11 @@ class Arithmetic:
     backward_exp_flush: float | None = None
     backward_probability: BackwardProbability = "as_normalised"
     grad_score_probability: GradScoreProbability = "unrounded"
+<<<<<<< HEAD
     delta_format: Format | None = None
+=======
+    flush_subnormals: bool = False
+>>>>>>> main
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -171,6 +177,13 @@ class Arithmetic:
     def grad_operand_format(self) -> Format:
         """The format in which dS enters the products for dQ and dK."""
         return self.scaled_grad_score_format or self.grad_score_format or self.probability_format
+
+    def on(self, machine: Machine) -> Machine:
+        """The machine as this kernel uses it."""
+        if not self.flush_subnormals or machine.vector.flush_subnormals:
+            return machine
+        vector = replace(machine.vector, flush_subnormals=True)
+        return replace(machine, vector=vector, exp_flush=max(machine.exp_flush, 2.0**-126))
 
     @property
     def in_backward(self) -> Arithmetic:

@@ -26,7 +26,7 @@ from flashcheck.flushing import flushed_formats
 from flashcheck.formats import format_named
 from flashcheck.problem import OPTIONS, Problem
 
-GRADIENT_NAMES = ("dq", "dk", "dv", "dbias", "dsink")
+GRADIENT_NAMES = ("dq", "dk", "dv", "dbias", "dsink", "dscale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ class Capabilities:
         not_together: pairs of features that the kernel does not take in one call: names of options,
             or ``"nonpositive_scale"`` (a scale that is zero or negative).
         nonpositive_scale: the scale may be zero or negative.
-        gradients: what the backward returns, out of dq, dk, dv, dbias, dsink.
+        gradients: what the backward returns, out of dq, dk, dv, dbias, dsink, dscale; dscale is one fp32
+            number, the sum of dS (q . k) over all pairs, dS as it is before it is rounded for products.
         dlse: the backward takes a gradient of the log-sum-exp.
     """
 

@@ -60,17 +60,20 @@ def four_kernel() -> Kernel:
 
 def two_arithmetic(problem: Problem) -> Arithmetic:
     """What flash-attn 2 does with this problem."""
-    return replace(usual_arithmetic(problem), atomic_dq=True, group_grad_format=problem.format)
+    # Built with --use_fast_math, as flash-attn 3 is.
+    return replace(
+        usual_arithmetic(problem), atomic_dq=True, group_grad_format=problem.format, flush_subnormals=True
+    )
 
 
 def three_arithmetic(problem: Problem) -> Arithmetic:
     """What flash-attn 3 does with this problem."""
-    return replace(usual_arithmetic(problem), atomic_dq=True)
+    return replace(usual_arithmetic(problem), atomic_dq=True, flush_subnormals=True)
 
 
 def four_arithmetic(problem: Problem) -> Arithmetic:
     """What flash-attn 4 does with this problem, on the GPU where it lies."""
-    usual = three_arithmetic(problem)
+    usual = replace(three_arithmetic(problem), flush_subnormals=False)
     device = problem.q.device
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < _BLACKWELL:
         return usual

@@ -8,13 +8,14 @@ flash
     Scale and log2 e are one fp32 constant (two roundings). torch builds it with UNFUSE_FMA: the score times
     that constant is rounded before the maximum is subtracted. Causality counts from the bottom right. LSE of
     an empty row is +inf. Few heads and more than one tile of keys: the keys are split and the parts merged by
-    their fp32 LSEs (golden/findings/011). dQ is summed by atomics.
+    their fp32 LSEs (golden/findings/011). dQ is summed by atomics. fp32 numbers below 2^-126 are flushed to 0
+    (golden/findings/002).
 efficient
     Scores are multiplied by that constant first. Causality counts from the top left. The LSE's rows are
     padded to a multiple of 32. The backward keeps P in shared memory in the input format and takes dS of
     that; dS is scaled in fp32 and rounded then.
 cudnn
-    Closed source: a flash attention of the usual arithmetic, tiles unknown.
+    Closed source: a flash attention of the usual arithmetic, tiles unknown; flushes as the first does.
 math
     The same steps as on the CPU (``torch_sdpa``); products are fp32, as TF32 is off by default.
 """
@@ -72,7 +73,7 @@ def efficient_kernel() -> Kernel:
 
 def cudnn_kernel() -> Kernel:
     """``torch.sdpa.cuda.cudnn``."""
-    return _kernel("cudnn", CUDNN_CAPABILITIES, _usual_arithmetic, _cudnn_call, by_autograd(_cudnn_call))
+    return _kernel("cudnn", CUDNN_CAPABILITIES, _cudnn_arithmetic, _cudnn_call, by_autograd(_cudnn_call))
 
 
 def math_kernel() -> Kernel:
@@ -135,7 +136,11 @@ def _usual_arithmetic(problem: Problem) -> Arithmetic:
 
 
 def _flash_arithmetic(problem: Problem) -> Arithmetic:
-    return replace(_usual_arithmetic(problem), scale_placement="scores")
+    return replace(_usual_arithmetic(problem), scale_placement="scores", flush_subnormals=True)
+
+
+def _cudnn_arithmetic(problem: Problem) -> Arithmetic:
+    return replace(_usual_arithmetic(problem), flush_subnormals=True)
 
 
 def _efficient_arithmetic(problem: Problem) -> Arithmetic:

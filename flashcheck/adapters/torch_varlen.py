@@ -43,8 +43,14 @@ def varlen_kernel() -> Kernel:
 
 def varlen_arithmetic(problem: Problem) -> Arithmetic:
     """What the back end does with this problem."""
-    fmt = problem.format
-    return flash(fmt, scale_placement="scores", scale_roundings=2, atomic_dq=True, group_grad_format=fmt)
+    return flash(
+        problem.format,
+        scale_placement="scores",
+        scale_roundings=2,
+        atomic_dq=True,
+        group_grad_format=problem.format,
+        flush_subnormals=True,
+    )
 
 
 class _Call:

@@ -62,7 +62,13 @@ def cutlass_kernel() -> Kernel:
 
 def flash_arithmetic(problem: Problem) -> Arithmetic:
     """What the flash operator does with this problem."""
-    return flash(problem.format, scale_roundings=2, atomic_dq=True, group_grad_format=problem.format)
+    return flash(
+        problem.format,
+        scale_roundings=2,
+        atomic_dq=True,
+        group_grad_format=problem.format,
+        flush_subnormals=True,
+    )
 
 
 def cutlass_arithmetic(problem: Problem) -> Arithmetic:

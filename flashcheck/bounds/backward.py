@@ -18,12 +18,13 @@ from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds import centred, rms_backward
 from flashcheck.bounds.gradient_sums import GradientSum, Weights, gradient_sums, sum_group
 from flashcheck.bounds.interval import Interval, apart, pieces, rounded_interval
-from flashcheck.bounds.numbers import FP32_MAX, UNIT, weighted_growth
+from flashcheck.bounds.numbers import FP32_MAX, UNIT, flushed, weighted_growth
 from flashcheck.bounds.pairs import Given, PairErrors, pair_errors
 from flashcheck.bounds.result import BackwardBound, Prediction, TensorBound, unpredicted
 from flashcheck.bounds.rms import after_rounding
+from flashcheck.bounds.scale_gradient import scale_interval, scale_prediction
 from flashcheck.bounds.scores import ScoreError, score_error
-from flashcheck.formats import FP32, Format, format_of
+from flashcheck.formats import Format, format_of
 from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
 from flashcheck.problem import Problem
 
@@ -55,6 +56,7 @@ def backward_bound(
     """
     if not problem.num_keys or not problem.num_queries:
         return _nothing(exact, arithmetic.output_format, with_scale=with_scale)
+    machine = arithmetic.on(machine)
     scores = score_error(problem, forward, arithmetic, machine) if scores is None else scores
     pairs = pair_errors(problem, forward, exact, given, scores, arithmetic, machine)
     sums = gradient_sums(problem, arithmetic, machine)
@@ -113,7 +115,15 @@ def backward_bound(
     if exact.dsink is not None and problem.sink is not None:
         tensors["dsink"] = _sink_bound(problem, exact, given, pairs, machine)
     if with_scale:
-        tensors["dscale"] = _scale_bound(problem, forward, exact, pairs, scores, machine)
+        interval = scale_interval(problem, forward, exact, pairs, scores, machine)
+        predict_scale = partial(
+            scale_prediction, problem, forward, exact, given.lse, pairs, arithmetic, machine
+        )
+        tensors["dscale"] = (
+            unpredicted(interval)
+            if given.lse_error is not None
+            else TensorBound(interval, predict_scale, prediction_gates=False, centre=lambda: None)
+        )
     return BackwardBound(tensors)
 
 
@@ -180,7 +190,7 @@ def _bias_bound(problem: Problem, exact: Tensor, pairs: PairErrors, machine: Mac
     error, total = pairs.ds_plain_error, size
     if dims:
         error, total = error.sum(dims, keepdim=True), total.sum(dims, keepdim=True)
-    error = error + machine.vector.gamma(terms) * total
+    error = error + machine.vector.gamma(terms) * total + 3 * terms * flushed(machine)
     overflow = pairs.overflow_ds
     if overflow is not None:
         for dim in dims:
@@ -208,30 +218,9 @@ def _sink_bound(
     size = (torch.exp(log_p) + p_error) * (delta.abs() + delta_error)
     terms = size.shape[0] * size.shape[2]
     error = term.sum((0, 2)) + (machine.vector.gamma(terms) + 2 * UNIT) * size.sum((0, 2))
+    if lost := flushed(machine):  # of a weight, of delta, of their product, of the sum
+        error = error + lost * (delta.abs().sum((0, 2)) + 5 * terms)
     overflow = ~(size.sum((0, 2)) < FP32_MAX)
     if pairs.overflow_delta is not None:
         overflow = overflow | pairs.overflow_delta.squeeze(-1).any(2).any(0)
     return unpredicted(_interval(exact.dsink, error, format_of(problem.sink.dtype), overflow))
-
-
-def _scale_bound(
-    problem: Problem,
-    forward: ForwardQuantities,
-    exact: BackwardQuantities,
-    pairs: PairErrors,
-    scores: ScoreError,
-    machine: Machine,
-) -> TensorBound:
-    """[G8] dscale = sum dS q.k, stored in fp32; q.k errs as in [S1], taken from the scores' errors."""
-    scale = abs(problem.effective_scale)
-    if not scale:  # q.k cannot be had from scale q.k
-        return unpredicted(rounded_interval(exact.dscale, torch.full_like(exact.dscale, torch.inf), FP32))
-    descale = problem.q_descale * problem.k_descale
-    products = (forward.products.abs() / scale).nan_to_num_(0.0, 0.0) * descale
-    product_error = (scores.own / scale * descale).add_(products, alpha=2 * UNIT)
-    size = pairs.ds_size + pairs.ds_error
-    term = pairs.ds_error * products + size * product_error
-    total = (size * (products + product_error)).sum()
-    error = term.sum() + (machine.vector.gamma(size.numel()) + 2 * UNIT) * total
-    overflow = ~(total < FP32_MAX)
-    return unpredicted(_interval(exact.dscale, error, FP32, overflow))

@@ -18,7 +18,7 @@ from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds.alignment import subnormal_values
 from flashcheck.bounds.gradient_sums import GradientSum
 from flashcheck.bounds.interval import Interval, rounded_interval
-from flashcheck.bounds.numbers import UNIT, exp_clipped, expm1_clipped, in_parts, is_power_of_two
+from flashcheck.bounds.numbers import UNIT, exp_clipped, expm1_clipped, flushed, in_parts, is_power_of_two
 from flashcheck.bounds.pairs import PairErrors
 from flashcheck.bounds.products import weighted
 from flashcheck.bounds.tiling import SMALLEST_TILE
@@ -87,6 +87,8 @@ def forward_interval(
     error = weighted(rows.problem, charged, rows.values.abs())
     scaled = factor * weights.denominator
     error = error + unit.floor(num_keys) / scaled
+    if lost := flushed(machine):  # [O6]
+        error = error + (2 * weights.rescales + 1) * lost / scaled + 2 * lost
     steps = -(-num_keys // unit.block) + weights.rescales
     error = error + subnormal_values(rows, shares, scaled, unit, steps, arithmetic)
     error = error * (1 + quotient) + quotient * centre.abs()

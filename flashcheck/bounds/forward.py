@@ -16,6 +16,7 @@ from flashcheck.bounds.numbers import (
     FP32_MAX,
     LARGEST_LINEAR,
     UNIT,
+    flushed,
     is_power_of_two,
     weighted_growth,
 )
@@ -54,6 +55,7 @@ def forward_bound(
 
     Source: THEORY.md section 3.
     """
+    machine = arithmetic.on(machine)
     errors = score_error(problem, exact, arithmetic, machine)
     rows = softmax_rows(problem, exact, errors)
     weights = weight_errors(rows, errors, arithmetic, machine)
@@ -144,6 +146,8 @@ def _out_error(
     in_units = arithmetic.normalise == "after_product"
     scaled = arithmetic.probability_scale * (weights.denominator if in_units else torch.ones_like(rows.lse))
     floor = unit.floor(num_keys) * max(problem.v_descale, 1.0) / scaled
+    if lost := flushed(machine):  # [O6]
+        floor = floor + (2 * weights.rescales + 1) * lost * max(problem.v_descale, 1.0) / scaled + 2 * lost
     if unit.alignment or unit.flush_subnormals:
         shares = probability.largest
         shares = shares if probability.error is None else shares + probability.error
@@ -197,6 +201,7 @@ def _lse_error(
     logarithm = torch.clamp(machine.log_relative * (log_sum + 2 * sums), min=machine.log_absolute)
     result = moved - math.log1p(-min(sums, 0.999)) + logarithm  # [L3]
     result = result + 2 * UNIT * (log_sum + 1) + 4 * UNIT * size + weights.flush * rows.num_keys  # [L4]
+    result = result + 8 * flushed(machine)
     return torch.where(torch.isinf(weights.own_max), torch.inf, result)
 
 

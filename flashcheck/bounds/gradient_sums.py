@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
 from flashcheck.bounds.alignment import operand, subnormal_error
-from flashcheck.bounds.numbers import SMALLEST_FP32, SMALLEST_NORMAL_FP32, UNIT, is_power_of_two
+from flashcheck.bounds.numbers import SMALLEST_FP32, SMALLEST_NORMAL_FP32, UNIT, flushed, is_power_of_two
 from flashcheck.bounds.products import by_kv_head, weighted
 from flashcheck.bounds.tiling import SMALLEST_TILE
 from flashcheck.formats import FP32, Format, format_of, half_ulp
@@ -70,6 +70,7 @@ class GradientSum:
         formats: of the weights (dS or P) and of ``other``, as the products take them.
         other: K (B, Hkv, Nk, d), or Q or dO (B, H, Nq, .), float64.
         factor: scale, or the descale of V for dv.
+        flushed: what an fp32 operation loses on a subnormal operand or result.
     """
 
     name: str
@@ -79,6 +80,7 @@ class GradientSum:
     formats: tuple[Format, Format]
     other: Tensor
     factor: float
+    flushed: float
 
     @property
     def over_keys(self) -> bool:
@@ -156,6 +158,8 @@ class GradientSum:
         floor = self.unit.floor(self.terms) * before + self.terms * SMALLEST_FP32 * steps
         if self.unit.flush_subnormals:  # once more after the factor, and where a tile's sum is read again
             floor += self.terms * 2 * SMALLEST_NORMAL_FP32
+        # Sums over tiles and heads that are read again, and the factor: [G5].
+        floor += self.flushed * (2 * self.tiles * runs + 3) * max(factor, 1.0)
         error.add_(floor / min(a.probability_scale, 1.0))  # [G5]
         narrow = self.group_format
         if a.grad_accumulator_format is None and narrow is None:
@@ -188,10 +192,11 @@ class GradientSum:
     def _subnormal_scaled(self, size: Tensor, slack: Tensor) -> Tensor | float:
         """[G5] q and k times sqrt(scale) where that is subnormal: half of fp32's smallest number each."""
         root = abs(self.factor) ** 0.5
-        low = (self.size > 0) & (self.size * root < SMALLEST_NORMAL_FP32)
+        low = (self.size > 0) & (self.size * min(root, 1.0) < SMALLEST_NORMAL_FP32)
         if not bool(low.any()):
             return 0.0
-        return self.apply(size + slack, low.double()).mul_(SMALLEST_FP32 / 2 * root)
+        lost = SMALLEST_FP32 / 2 + self.flushed * (1 + root)
+        return self.apply(size + slack, low.double()).mul_(lost * root)
 
     def partial(self, size: Tensor, slack: Tensor, *, per_head: bool = False) -> Tensor:
         """Largest partial sum on the way, the factor included."""
@@ -225,8 +230,9 @@ def gradient_sums(problem: Problem, arithmetic: Arithmetic, machine: Machine) ->
     scale = problem.effective_scale
     narrow = ds_operand, arithmetic.product_format or arithmetic.input_format
     wide = p_operand, dout_format(problem, arithmetic)
+    lost = flushed(machine)
     return {
-        "dq": GradientSum("dq", problem, arithmetic, ds_unit, narrow, problem.k.double(), scale),
-        "dk": GradientSum("dk", problem, arithmetic, ds_unit, narrow, problem.q.double(), scale),
-        "dv": GradientSum("dv", problem, arithmetic, p_unit, wide, dout_of(problem), problem.v_descale),
+        "dq": GradientSum("dq", problem, arithmetic, ds_unit, narrow, problem.k.double(), scale, lost),
+        "dk": GradientSum("dk", problem, arithmetic, ds_unit, narrow, problem.q.double(), scale, lost),
+        "dv": GradientSum("dv", problem, arithmetic, p_unit, wide, dout_of(problem), problem.v_descale, lost),
     }

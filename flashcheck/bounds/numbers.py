@@ -8,12 +8,21 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from flashcheck.arithmetic import Machine
+
 FP32_MAX = float(torch.finfo(torch.float32).max)
 UNIT = 2.0**-24 * (1.0 + 2.0**-20)
 """u of fp32, with room for the second-order terms of up to 2^4 factors (1 + u)."""
 
 SMALLEST_FP32 = 2.0**-149
 SMALLEST_NORMAL_FP32 = 2.0**-126
+
+
+def flushed(machine: Machine) -> float:
+    """What an fp32 operation outside the matrix unit loses at most for each subnormal operand and for a
+    subnormal result: 2^-126, or 0 where it keeps them (THEORY.md 2.3)."""
+    return SMALLEST_NORMAL_FP32 if machine.vector.flush_subnormals else 0.0
+
 
 ORACLE_SHARE = 1.0 + 2.0**-26
 """Factor on every score error: it pays for the float64 oracle, whose error has the same form with

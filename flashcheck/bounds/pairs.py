@@ -19,6 +19,7 @@ from flashcheck.bounds.numbers import (
     ORACLE_SHARE,
     SMALLEST_FP32,
     UNIT,
+    flushed,
     is_power_of_two,
     weighted_growth,
 )
@@ -138,7 +139,8 @@ def pair_errors(
         log_p = log_p if mask is None else torch.where(mask > 0, log_p, -torch.inf)
         relative = relative if mask is None else torch.where(mask > 0, relative, 0.0)
         p_error = weighted_growth(log_p, relative)
-    p_error = _floored(p_error, exponential.flush, mask)
+    lost = flushed(machine)  # [B8]
+    p_error = _floored(p_error, exponential.flush + (lost if eager else 0.0), mask)
     if past is not None:  # an exponent that errs by more than float64 can say: any P at all
         p_error = torch.where(past, torch.inf, p_error)
     p_most = p + p_error
@@ -162,6 +164,9 @@ def pair_errors(
         delta_error = delta_error + (size_dout * given.out_error).nan_to_num(0.0, posinf=torch.inf).sum(
             -1, keepdim=True
         )
+    if lost:
+        operands = size_dout.sum(-1, keepdim=True) + size_out.nan_to_num(0.0, 0.0).sum(-1, keepdim=True)
+        delta_error = delta_error + lost * (operands + 3)
     delta = exact.delta.unsqueeze(-1)
     delta_past: Tensor | None = None
     if arithmetic.delta_format is not None and not eager:
@@ -174,6 +179,9 @@ def pair_errors(
         gamma += 2 * UNIT
     if eager:  # eager backward: delta = rowsum(P * dP)
         delta_error = delta_error + _eager_delta_error(p_most, p_error, magnitude, gamma, machine)
+        if lost:
+            terms = magnitude.shape[-1]
+            delta_error = delta_error + lost * (magnitude.sum(-1, keepdim=True) + 3 * terms)
         # A dP past the range makes delta infinite, or NaN where its P is 0.
         delta_size = torch.maximum(delta_size, magnitude.amax(-1, keepdim=True))
     difference = (exact.grad_probabilities - delta).abs_()
@@ -193,6 +201,7 @@ def pair_errors(
     if isinstance(subnormal, Tensor):
         difference_error.add_(subnormal)
     floor = unit.floor(problem.value_dim) * max(problem.v_descale, 1.0)
+    floor += lost * (4 + problem.v_descale)
     dp_past: Tensor | None = None
     if arithmetic.grad_probability_format is not None:
         dp_rounding, dp_past = _dp_rounding(
@@ -211,7 +220,7 @@ def pair_errors(
     ds_size = ds.abs()
     ds_error = difference_error.mul_(p_most).addcmul_(p_error, difference)
     ds_error.mul_(1 + UNIT).add_(ds_size, alpha=UNIT)
-    ds_error = _floored(ds_error, exponential.flush, mask)
+    ds_error = _floored(ds_error, exponential.flush + 2 * lost, mask)
     if past is not None:
         ds_error = torch.where(past, torch.inf, ds_error)
     given_p = ds_error
@@ -224,7 +233,10 @@ def pair_errors(
         if taken is not None:
             own = score.own * ORACLE_SHARE  # the call before has used it up
             _, given_p = _through_softcap(problem, forward, ds_plain, given_p, own, machine, mask)
-        else:
+        if lost:
+            capped = lost * (2 + ds_plain.abs()) * (1.0 if mask is None else mask)
+            ds_error, given_p = ds_error + capped, given_p + capped
+        if taken is None:
             given_p = ds_error
         ds_size = ds.abs()
     overflow_ds = _either(overflow_ds, dp_past)
@@ -240,6 +252,8 @@ def pair_errors(
     if arithmetic.scaled_grad_score_format is not None:
         size = (ds_size + ds_error).add_(ds_rounding)
         ds_rounding = ds_rounding + _scaled_rounding(problem, size, arithmetic.scaled_grad_score_format)
+        if lost and (scale := abs(problem.effective_scale)):
+            ds_rounding = ds_rounding + lost * (1 + 1 / scale) * (1.0 if mask is None else mask)
     return PairErrors(
         argument,
         p,

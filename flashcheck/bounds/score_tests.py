@@ -61,6 +61,7 @@ def score_sums(
     """
     if problem.num_keys == 0:
         return {}
+    machine = arithmetic.on(machine)
     errors = score_error(problem, exact, arithmetic, machine)
     rows = softmax_rows(problem, exact, errors)
     weights = weight_errors(rows, errors, arithmetic, machine)

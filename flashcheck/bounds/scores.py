@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
-from flashcheck.bounds.numbers import FP32_MAX, SMALLEST_FP32, UNIT
+from flashcheck.bounds.numbers import FP32_MAX, SMALLEST_FP32, UNIT, flushed
 from flashcheck.bounds.products import weighted
 from flashcheck.formats import FP32, Format, half_ulp
 from flashcheck.masks import Everything
@@ -70,8 +70,12 @@ def score_error(
     if arithmetic.scale_placement == "operands":  # [S3]
         operand_unit = max(UNIT, 0.0 if arithmetic.product_format is None else operand.unit_roundoff)
         own.mul_(1 + 4 * operand_unit).add_(magnitude, alpha=2 * operand_unit * (1 + operand_unit) * scale)
-        floor = SMALLEST_FP32 * scale**0.5 * problem.head_dim
+        root = scale**0.5
+        floor = (SMALLEST_FP32 + flushed(machine) * (1 + root)) * root * problem.head_dim
         own.add_(floor * (q.amax(-1, keepdim=True) + every_k.amax(-1).unsqueeze(-2)))
+    if lost := flushed(machine):  # the scale, the cap, what is added, the exponent's argument: [S9]
+        distance = 0 if problem.alibi_slopes is None else problem.num_queries + problem.num_keys
+        own.add_(lost * (16 + scale + distance))
     additive = problem.bias is not None or problem.alibi_slopes is not None or problem.softcap is not None
     own = _after_the_product(own, problem, exact, arithmetic, machine, additive=additive)
     constant = arithmetic.scale_roundings * UNIT

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds.exponential import Exponential, exponential_of
-from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT, exp_clipped, is_power_of_two, weighted_growth
+from flashcheck.bounds.numbers import (
+    LARGEST_LINEAR,
+    UNIT,
+    exp_clipped,
+    flushed,
+    is_power_of_two,
+    weighted_growth,
+)
 from flashcheck.bounds.rows import SoftmaxRows
 from flashcheck.bounds.scores import ScoreError
 from flashcheck.bounds.tiling import Tiling, tiling_of
@@ -144,7 +151,8 @@ def weight_errors(
         tiling=tiling,
         rescales=rescales,
         exponential=exponential,
-        flush=(1 + rescales) * exponential.flush,
+        flush=(1 + rescales) * exponential.flush
+        + (flushed(machine) if arithmetic.normalise == "before_product" else 0.0),
         worst=worst,
         spread=spread,
         denominator=torch.maximum(total * rows.row_sum, least),

@@ -261,8 +261,8 @@ class Judged:
         """Name -> shape of the gradients that the kernel owes for this problem."""
         p = self.problem
         inputs = {"dq": p.q, "dk": p.k, "dv": p.v, "dbias": p.bias, "dsink": p.sink}
-        declared = self.kernel.capabilities.gradients
-        return {name: x.shape for name, x in inputs.items() if x is not None and name in declared}
+        shapes = {name: x.shape for name, x in inputs.items() if x is not None} | {"dscale": torch.Size()}
+        return {name: shape for name, shape in shapes.items() if name in self.kernel.capabilities.gradients}
 
     def differentiates(self) -> bool:
         """The backward returned everything declared, in the right shapes."""
@@ -303,11 +303,25 @@ class Judged:
         rules, problem, given = self.rules, self.gradient_problem, Given(*self.stored)
         forward, scores = self.exact, self.bound.scores
         with self._blame("bound"):
-            return backward_bound(problem, forward, exact, given, rules.arithmetic, rules.machine, scores)
+            return backward_bound(
+                problem,
+                forward,
+                exact,
+                given,
+                rules.arithmetic,
+                rules.machine,
+                scores,
+                with_scale=self._with_scale,
+            )
+
+    @property
+    def _with_scale(self) -> bool:
+        return "dscale" in self.kernel.capabilities.gradients
 
     @cached_property
     def measured_gradients(self) -> dict[str, Measured]:
-        """``dQ``, ``dK``, ``dV`` and, where the problem has them, ``dBias`` and ``dSink``."""
+        """``dQ``, ``dK``, ``dV`` and, where the problem has them, ``dBias`` and ``dSink``; ``dScale`` where
+        the kernel returns it."""
         return self._measure_gradients(self.gradients, self.backward_bound)
 
     def _measure_gradients(self, gradients: dict[str, Tensor], bound: BackwardBound) -> dict[str, Measured]:
@@ -349,7 +363,14 @@ class Judged:
             stored = inherited if end_to_end else Given(*given)
             with self._blame("bound"):
                 return backward_bound(
-                    problem, forward, exact, stored, rules.arithmetic, rules.machine, self.bound.scores
+                    problem,
+                    forward,
+                    exact,
+                    stored,
+                    rules.arithmetic,
+                    rules.machine,
+                    self.bound.scores,
+                    with_scale=self._with_scale,
                 )
 
         with self._blame("oracle"):
@@ -358,7 +379,7 @@ class Judged:
         return self._measure_gradients(gradients, reference.bound)
 
 
-GRADIENTS = {"dq": "dQ", "dk": "dK", "dv": "dV", "dbias": "dBias", "dsink": "dSink"}
+GRADIENTS = {"dq": "dQ", "dk": "dK", "dv": "dV", "dbias": "dBias", "dsink": "dSink", "dscale": "dScale"}
 """The names that reports use for a backward's results."""
 
 

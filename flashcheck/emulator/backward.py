@@ -21,7 +21,7 @@ from flashcheck.emulator.forward import eager_shares
 from flashcheck.emulator.rounding import fp32, product_operand, round_to, stored
 from flashcheck.emulator.scores import Scores, finite_reference
 from flashcheck.emulator.tiles import key_tiles, ranges
-from flashcheck.emulator.units import add_up, multiply_add
+from flashcheck.emulator.units import add_up, kept, multiply_add
 from flashcheck.formats import Format, format_of
 from flashcheck.kernel import GRADIENT_NAMES
 from flashcheck.problem import Problem
@@ -30,7 +30,7 @@ from flashcheck.problem import Problem
 def backward(
     problem: Problem, out: Tensor, lse: Tensor, arithmetic: Arithmetic, machine: Machine
 ) -> Mapping[str, Tensor]:
-    """Gradients by name: dq, dk, dv, and dbias, dsink where the problem has a bias or a sink.
+    """Gradients by name: dq, dk, dv, dscale, and dbias, dsink where the problem has a bias or a sink.
 
     Args:
         out: (B, H, Nq, dv) and lse: (B, H, Nq): what the forward stored; exact inputs here.
@@ -40,19 +40,21 @@ def backward(
 
 @dataclass(slots=True)
 class _Sums:
-    """Gradients while they are summed, float32: dq (B, H, Nq, d), dk and dv per *query* head, dbias."""
+    """Gradients while they are summed, float32: dq (B, H, Nq, d), dk and dv per *query* head, dbias;
+    dscale (B, H, Nq), of every row."""
 
     dq: Tensor
     dk: Tensor
     dv: Tensor
     dbias: Tensor | None
+    dscale: Tensor
 
 
 class _Backward:
     def __init__(
         self, problem: Problem, out: Tensor, lse: Tensor, arithmetic: Arithmetic, machine: Machine
     ) -> None:
-        arithmetic = arithmetic.in_backward
+        arithmetic, machine = arithmetic.in_backward, arithmetic.on(machine)
         self.problem, self.arithmetic, self.machine = problem, arithmetic, machine
         self.scores = Scores(problem, arithmetic, machine)
         self.eager = arithmetic.keeps_probabilities
@@ -73,15 +75,20 @@ class _Backward:
         self.all_finite = all(bool(torch.isfinite(x.float()).all()) for x in operands)
         # delta does not depend on the keys, so it is taken once, before the tiles.
         ones = torch.zeros(shape[:3])
+<<<<<<< HEAD
         products, fmt = dout * out.float(), arithmetic.delta_format
         delta = add_up(products if fmt is None else round_to(products, fmt), ones, machine.vector)
         self.delta = (delta if fmt is None else round_to(delta, fmt)) - self.dlse
+=======
+        products = kept(kept(dout, machine) * kept(out.float(), machine), machine)
+        self.delta = kept(add_up(products, ones, machine.vector) - self.dlse, machine)
+>>>>>>> main
         self.shares = eager_shares(self.scores) if self.eager else None
         if self.shares is not None:
             every = slice(0, problem.num_keys)
             dp = self._grad_probabilities(slice(None), every)
-            products = torch.where(self.scores.visible, self.shares * dp, 0.0)
-            self.delta = add_up(products, ones, machine.vector) - self.dlse
+            products = torch.where(self.scores.visible, kept(self.shares * kept(dp, machine), machine), 0.0)
+            self.delta = kept(add_up(products, ones, machine.vector) - self.dlse, machine)
 
     def run(self) -> Mapping[str, Tensor]:
         p, a = self.problem, self.arithmetic
@@ -91,6 +98,7 @@ class _Backward:
             dk=torch.zeros(*per_head, p.head_dim),
             dv=torch.zeros(*per_head, p.value_dim),
             dbias=None if p.bias is None else torch.zeros(*per_head[:2], p.num_queries, p.num_keys),
+            dscale=torch.zeros(*p.q.shape[:3]),
         )
         tiles = [keys for part in key_tiles(p.num_keys, a) for keys in part]
         for rows in ranges(p.num_queries, a.block_queries or 1):
@@ -103,23 +111,27 @@ class _Backward:
         seen = self.scores.visible[..., rows, keys] & self.alive[..., rows, None]
         tile = self.scores.tile(keys, rows)
         probabilities = torch.where(seen, self._probabilities(tile, rows, keys), 0.0)
-        difference = self._grad_probabilities(rows, keys) - self.delta[..., rows, None]
+        dp = kept(self._grad_probabilities(rows, keys), self.machine)
+        difference = kept(dp - self.delta[..., rows, None], self.machine)
         p_stored = round_to(probabilities * fp32(a.probability_scale), a.probability_format)
         if a.grad_score_probability == "rounded":
             probabilities = p_stored / fp32(a.probability_scale)
-        ds = torch.where(seen, probabilities * difference, 0.0)
+        ds = torch.where(seen, kept(probabilities * difference, self.machine), 0.0)
         if sums.dbias is not None:
             sums.dbias[..., rows, keys] = ds
         slope = self.scores.cap_slope(keys, rows)
         if slope is not None:
-            ds = torch.where(seen, ds * slope, 0.0)
+            ds = torch.where(seen, kept(ds * kept(slope, self.machine), self.machine), 0.0)
+        terms = torch.where(seen, ds * self.scores.bare_product(keys, rows), 0.0)
+        sums.dscale[..., rows] = add_up(terms, sums.dscale[..., rows], self.machine.vector)
         p_format = a.product_format or a.probability_format
         s_format = a.product_format or a.grad_operand_format
         narrow = a.product_format or a.input_format
         ds_stored = round_to(ds, a.grad_score_format or a.probability_format)
         p_operand = product_operand(p_stored, a)
         if a.scaled_grad_score_format is not None:
-            ds_stored = round_to(ds_stored * fp32(self.problem.effective_scale), a.scaled_grad_score_format)
+            ds_stored = kept(ds_stored * fp32(self.problem.effective_scale), self.machine)
+            ds_stored = round_to(ds_stored, a.scaled_grad_score_format)
         ds_operand = product_operand(ds_stored, a)
         q, k = self.scores.operands
         skip = None if self.all_finite else seen
@@ -154,11 +166,11 @@ class _Backward:
         """total + a b; where totals are kept in a narrow format, ``factor`` is applied before each store."""
         fmt, other = formats
         unit = self.machine.accumulator(fmt)
-        kept = self.arithmetic.grad_accumulator_format
-        if kept is None:
-            return multiply_add(a, b, total, unit, fmt, skip, other)
+        narrow = self.arithmetic.grad_accumulator_format
+        if narrow is None:
+            return multiply_add(a, b, kept(total, self.machine), unit, fmt, skip, other)
         partial = multiply_add(a, b, torch.zeros_like(total), unit, fmt, skip, other)
-        return round_to(total + partial * factor, kept)
+        return round_to(kept(total + kept(partial * factor, self.machine), self.machine), narrow)
 
     def _probabilities(self, tile: Tensor, rows: slice, keys: slice) -> Tensor:
         """exp(s - lse) by the kernel's exponential; or the forward's own P."""
@@ -183,8 +195,10 @@ class _Backward:
         dq_factor, dk_factor = self._factors
         dq, dk, dv = sums.dq, sums.dk, sums.dv
         if a.grad_accumulator_format is None:
+            dq, dk, dv = (kept(x, self.machine) for x in (dq, dk, dv))
             dq, dk, dv = dq * dq_factor, dk * dk_factor, dv / fp32(a.probability_scale)
         dv = dv * fp32(p.v_descale)
+        dq, dk, dv = (kept(x, self.machine) for x in (dq, dk, dv))
         gradients = {
             "dq": stored(dq, a.output_format),
             "dk": stored(self._sum_group(dk), a.output_format),
@@ -195,6 +209,8 @@ class _Backward:
             gradients["dbias"] = stored(self._reduced(sums.dbias, p.bias), format_of(p.bias.dtype))
         if p.sink is not None:
             gradients["dsink"] = stored(self._sink_gradient(p.sink), format_of(p.sink.dtype))
+        dscale = add_up(sums.dscale.flatten(), torch.zeros(()), self.machine.vector)
+        gradients["dscale"] = dscale * fp32(p.q_descale * p.k_descale)
         return {name: gradients[name] for name in GRADIENT_NAMES if name in gradients}
 
     def _sum_group(self, per_head: Tensor) -> Tensor:
@@ -206,7 +222,7 @@ class _Backward:
         grouped = per_head.reshape(batch, heads // self.problem.group, self.problem.group, length, dim)
         total = grouped[:, :, 0]
         for member in range(1, self.problem.group):
-            total = total + grouped[:, :, member]
+            total = kept(kept(total, self.machine) + kept(grouped[:, :, member], self.machine), self.machine)
         return total
 
     def _reduced(self, dbias: Tensor, bias: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from flashcheck.emulator import functions
 from flashcheck.emulator.rounding import fp32, product_operand, round_to, stored
 from flashcheck.emulator.scores import Scores, finite_reference
 from flashcheck.emulator.tiles import key_tiles
-from flashcheck.emulator.units import add_up, multiply_add
+from flashcheck.emulator.units import add_up, kept, multiply_add
 from flashcheck.kernel import ForwardResult
 from flashcheck.problem import Problem
 
@@ -33,6 +33,7 @@ class Partial:
 
 def forward(problem: Problem, arithmetic: Arithmetic, machine: Machine) -> ForwardResult:
     """The output and log-sum-exp that ``arithmetic`` on ``machine`` gives for ``problem``."""
+    machine = arithmetic.on(machine)
     scores = Scores(problem, arithmetic, machine)
     values = _Values(problem, arithmetic, machine)
     if arithmetic.normalise == "before_product":
@@ -112,14 +113,17 @@ def _next_reference(old: Tensor, tile: Tensor, scores: Scores) -> Tensor:
 
 def _rescaled(state: Partial, reference: Tensor, scores: Scores) -> Partial:
     factor = scores.rescale_factor(state.reference, reference)
-    return Partial(reference, state.row_sum * factor, state.total * factor.unsqueeze(-1))
+    machine = scores.machine
+    total = kept(kept(state.total, machine) * factor.unsqueeze(-1), machine)
+    return Partial(reference, kept(state.row_sum * factor, machine), total)
 
 
 def _merge(one: Partial, other: Partial, scores: Scores) -> Partial:
     """Two partial results over disjoint keys."""
     reference = torch.maximum(one.reference, other.reference)
     one, other = _rescaled(one, reference, scores), _rescaled(other, reference, scores)
-    return Partial(reference, one.row_sum + other.row_sum, one.total + other.total)
+    total = kept(one.total + other.total, scores.machine)
+    return Partial(reference, one.row_sum + other.row_sum, total)
 
 
 def _finish(state: Partial, scores: Scores) -> ForwardResult:
@@ -131,10 +135,10 @@ def _finish(state: Partial, scores: Scores) -> ForwardResult:
     if problem.sink is not None and arithmetic.sink_position == "last":
         maximum, factor, sink = _with_sink(maximum, problem.sink, scores)
         row_sum = row_sum * factor + sink
-        total = total * factor.unsqueeze(-1)
+        total = kept(kept(total, machine) * factor.unsqueeze(-1), machine)
     divisor = row_sum * fp32(arithmetic.probability_scale)
     inverse = _inverse(divisor, scores)
-    out = total * (inverse * fp32(problem.v_descale)).unsqueeze(-1)
+    out = kept(kept(total, machine) * (inverse * fp32(problem.v_descale)).unsqueeze(-1), machine)
     return ForwardResult(
         stored(out, arithmetic.output_format), log_sum_exp(maximum, row_sum, arithmetic, machine)
     )
@@ -161,7 +165,7 @@ def _with_sink(maximum: Tensor, sink: Tensor, scores: Scores) -> tuple[Tensor, T
 
 def log_sum_exp(maximum: Tensor, row_sum: Tensor, arithmetic: Arithmetic, machine: Machine) -> Tensor:
     """maximum + ln(row_sum), -inf where nothing was summed, stored in the declared format."""
-    lse = maximum + functions.logarithm(row_sum, machine)
+    lse = kept(kept(maximum, machine) + functions.logarithm(row_sum, machine), machine)
     return stored(torch.where(row_sum == 0, -torch.inf, lse), arithmetic.lse_format)
 
 
@@ -187,7 +191,7 @@ def _eager_rows(scores: Scores) -> _EagerRows:
         row_sum = row_sum * factor + sink
         p = p * factor.unsqueeze(-1)
     inverse = _inverse(row_sum, scores)
-    return _EagerRows(p * inverse.unsqueeze(-1), maximum, row_sum)
+    return _EagerRows(kept(p * inverse.unsqueeze(-1), machine), maximum, row_sum)
 
 
 def eager_shares(scores: Scores) -> Tensor:
@@ -203,6 +207,6 @@ def _eager(scores: Scores, values: _Values) -> ForwardResult:
     rounded = round_to(rows.shares * scale, arithmetic.probability_format)
     every = slice(0, problem.num_keys)
     out = values.add_product(rounded, every, _start(problem).total, scores.visible)
-    out = out * fp32(problem.v_descale / scale)
+    out = kept(kept(out, machine) * fp32(problem.v_descale / scale), machine)
     lse = log_sum_exp(rows.maximum, rows.row_sum, arithmetic, machine)
     return ForwardResult(stored(out, arithmetic.output_format), lse)

@@ -16,7 +16,7 @@ from torch import Tensor
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.emulator import functions
 from flashcheck.emulator.rounding import fp32, product_operand, round_to
-from flashcheck.emulator.units import multiply_add
+from flashcheck.emulator.units import kept, multiply_add
 from flashcheck.problem import Problem
 
 _SMALLEST_SCALE = 2.0**-40
@@ -45,12 +45,15 @@ class Scores:
         bare = placement.startswith("exponent") and not self._added and problem.softcap is None
         if problem.sink is not None and arithmetic.sink_position == "first":
             bare = bare and abs(scale) > _SMALLEST_SCALE
+        self._negated = False
         self._root = fp32(math.sqrt(abs(scale)))
         if placement == "operands":
-            q, k, self._scale = q * self._root, k * self._root, 1.0
+            q, k = (kept(kept(x, machine) * self._root, machine) for x in (q, k))
+            self._scale = 1.0
             q = -q if scale < 0 else q
         elif bare and scale < 0:  # the running maximum must be that of the scaled scores
             q, self._scale = -q, -self._scale
+            self._negated = True
         self._operand = arithmetic.product_format or arithmetic.input_format
         self._q = product_operand(q, arithmetic)
         self._k = product_operand(k, arithmetic)
@@ -82,18 +85,27 @@ class Scores:
 
     def tile(self, keys: slice, rows: slice = slice(None)) -> Tensor:
         """Scores against a range of keys, -inf where hidden: (B, H, rows, keys)."""
-        s = self._product(keys, rows)
+        s = kept(self._product(keys, rows), self.machine)
         if self._multiplied:
             s = self._scaled(s, rows, keys)
         elif self._added or self.problem.softcap is not None:
             s = self._shaped(s.double(), rows, keys)
         if self.arithmetic.scaled_score_format is not None:
             s = round_to(s, self.arithmetic.scaled_score_format)
-        return torch.where(self.visible[..., rows, keys], s, -torch.inf)
+        return torch.where(self.visible[..., rows, keys], kept(s, self.machine), -torch.inf)
 
-    def _product(self, keys: slice, rows: slice) -> Tensor:
+    def bare_product(self, keys: slice, rows: slice) -> Tensor:
+        """q . k of a tile, of the operands as they came."""
+        if self.arithmetic.scale_placement == "operands":
+            k = self.problem.k.float().repeat_interleave(self.problem.group, 1)
+            return self._product(keys, rows, (self.problem.q.float(), k))
+        product = self._product(keys, rows)
+        return -product if self._negated else product
+
+    def _product(self, keys: slice, rows: slice, operands: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """q . k of a tile as it is stored."""
-        q, k = self._q[..., rows, :], self._k[..., keys, :].mT
+        every_q, every_k = operands or (self._q, self._k)
+        q, k = every_q[..., rows, :], every_k[..., keys, :].mT
         start = torch.zeros(*q.shape[:-1], k.shape[-1])
         unit = self.machine.accumulator(self._operand)
         s = multiply_add(q, k, start, unit, self._operand)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashcheck.arithmetic import Accumulator
+from flashcheck.arithmetic import Accumulator, Machine
 from flashcheck.formats import FP32, Format, round_nearest, round_toward_zero
 
 _STEP_ELEMENTS = 1 << 20
@@ -63,6 +63,12 @@ def add_up(values: Tensor, start: Tensor, unit: Accumulator) -> Tensor:
     """start + the sum of ``values`` over the last dimension, ascending; float32, shape of ``start``."""
     ones = torch.ones(values.shape[-1], 1, dtype=torch.float32)
     return multiply_add(values.unsqueeze(-2), ones, start[..., None, None], unit)[..., 0, 0]
+
+
+def kept(x: Tensor, machine: Machine) -> Tensor:
+    """``x`` as an fp32 operation outside the matrix unit reads or stores it: subnormal numbers as 0 where
+    these flush."""
+    return _flush(x) if machine.vector.flush_subnormals else x
 
 
 def _is_ieee_fp32(unit: Accumulator) -> bool:

@@ -22,6 +22,7 @@ _OF_TENSOR = {
     "dK": "what goes through dS is wrong",
     "dBias": "what goes through dS is wrong",
     "dSink": "what goes through dS is wrong",
+    "dScale": "what goes through dS is wrong",
 }
 
 STRONG_ELEMENTS = 32

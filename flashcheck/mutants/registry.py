@@ -9,7 +9,7 @@ import torch
 
 from flashcheck.arithmetic import IEEE, Arithmetic, flash
 from flashcheck.errors import UnknownNameError
-from flashcheck.kernel import GRADIENT_NAMES, Capabilities, Kernel
+from flashcheck.kernel import Capabilities, Kernel
 from flashcheck.mutants.flash import TILE, FlashForward
 from flashcheck.mutants.gradients import FlashBackward
 from flashcheck.mutants.switches import Switches
@@ -32,7 +32,7 @@ CAPABILITIES = Capabilities(
     batch_invariant=True,
     rejects_illegal=True,
     devices=("cpu",),
-    gradients=GRADIENT_NAMES,
+    gradients=("dq", "dk", "dv", "dbias", "dsink"),
     dlse=True,
 )
 """What the control supports, and every mutant declares."""

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import triton
 
-from kernels.bench.candidates import KERNELS, OTHERS, candidates
+from kernels.bench.candidates import COMPILED_ONLY, KERNELS, OTHERS, candidates
 from kernels.bench.problems import TOKENS, WIDTH, size
 
 _ROOT = Path(__file__).parents[2]
@@ -177,6 +177,9 @@ def main() -> int:
         parser.error(f"--kernels: {', '.join(sorted(unknown))} is none of {', '.join((*KERNELS, *OTHERS))}")
     start = time.monotonic()
     on_gpu = torch.cuda.is_available()
+    chosen = arguments.kernels.split(",")
+    if not (on_gpu or arguments.compile_only):
+        chosen = [kernel for kernel in chosen if kernel not in COMPILED_ONLY]
     lengths, tokens, width = ([1024, 4096, 16384], TOKENS, WIDTH) if on_gpu else ([40], 40, 128)
     groups = [
         {
@@ -190,7 +193,7 @@ def main() -> int:
             "width": width,
             "milliseconds": 30.0,
         }
-        for kernel in arguments.kernels.split(",")
+        for kernel in chosen
         for dim in map(int, arguments.head_dims.split(","))
         for causal in (False, True)
         if candidates(kernel, dim)

@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from flashcheck import kernel
-from flashcheck.arithmetic import ARITHMETICS, HOPPER, HOPPER_16BIT, HOPPER_FP8, IEEE, Accumulator, flushing
+from flashcheck.arithmetic import (
+    ARITHMETICS,
+    HOPPER,
+    HOPPER_16BIT,
+    HOPPER_FP8,
+    IEEE,
+    Accumulator,
+    flash,
+    flushing,
+)
 from flashcheck.bounds.alignment import operand, subnormal_error
 from flashcheck.emulator.units import multiply_add
 from flashcheck.flushing import NARROW, flushed_formats
@@ -137,3 +146,65 @@ def test_products_of_other_sizes_flush_nothing_that_was_not_found(fmt, size):
     one = torch.eye(size, dtype=fmt.dtype)
     assert torch.equal(a @ one, a)
     assert torch.equal(one @ a, a)
+
+
+FTZ_KINDS = {
+    **KINDS,
+    "tiny values": {"sizes": (1.0, 1.0, 2.0**-127)},
+    "tiny gradients": {"gradient": 2.0**-127},
+    "tiny keys and gradients": {"sizes": (1.0, 2.0**-60, 1.0), "gradient": 2.0**-66},
+    "capped": {"softcap": 1.0, "gradient": 2.0**-125},
+    "grouped, biased, with a sink": {
+        "sizes": (1.0, 1.0, 2.0**-126),
+        "gradient": 2.0**-124,
+        "bias": 2.0**-127 * normal((1, 2, 9, 40), 7).float(),
+        "sink": torch.tensor([2.0**-128, 1.0]),
+    },
+    "descales": {"sizes": (1.0, 1.0, 2.0**-127), "v_descale": 5.0, "gradient": 2.0**-125},
+}
+FTZ = {
+    "tiled": {"block_keys": 16, "order": "ascending", "block_queries": 16},
+    "operands": {"scale_placement": "operands", "scale_roundings": 2},
+    "scores": {"scale_placement": "scores", "splits": 2},
+    "scaled dS": {"scaled_grad_score_format": BF16, "grad_accumulator_format": BF16},
+    "eager": {"normalise": "before_product", "scale_placement": "scores"},
+}
+
+
+@pytest.mark.parametrize("machine", [IEEE, HOPPER], ids=lambda m: m.name)
+@pytest.mark.parametrize("changes", FTZ.values(), ids=FTZ)
+@pytest.mark.parametrize("kind", FTZ_KINDS.values(), ids=FTZ_KINDS)
+def test_honest_kernels_whose_other_operations_flush_stay_inside(kind, changes, machine):
+    arithmetic = flash(BF16, flush_subnormals=True, **changes)
+    worst = margins(_problem(BF16, **kind), arithmetic, machine)
+    assert max(worst.values()) <= 1, worst
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensor"),
+    [
+        ("tiny values", "out"),
+        ("tiny values", "out.C"),
+        ("tiny gradients", "dv"),
+        ("tiny keys and gradients", "dq"),
+        ("tiny keys and gradients", "dq.C"),
+        ("descales", "out"),
+    ],
+)
+def test_without_the_declaration_what_they_flush_is_outside(kind, tensor):
+    """As FlashAttention-2's dQ and cuDNN's O are on a GPU (golden/findings/002)."""
+    flushes, keeps = (flash(BF16, flush_subnormals=x, **FTZ["tiled"]) for x in (True, False))
+    made = _problem(BF16, **FTZ_KINDS[kind])
+    assert margins(made, flushes, HOPPER, (keeps, HOPPER))[tensor] > 1
+    assert margins(made, keeps, HOPPER)[tensor] <= 1
+
+
+def test_a_result_of_ordinary_size_is_judged_as_strictly():
+    """The declaration allows some 2^-126, nothing that shows elsewhere."""
+    made = _problem(BF16)
+    for name in ("out", "dq", "dv"):
+        one, other = (
+            margins(made, flash(BF16), HOPPER, (flash(BF16, flush_subnormals=x), HOPPER))[name]
+            for x in (False, True)
+        )
+        assert one == pytest.approx(other, rel=1e-12)
