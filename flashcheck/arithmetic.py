@@ -124,11 +124,8 @@ class Arithmetic:
     backward_exp_flush: float | None = None
     backward_probability: BackwardProbability = "as_normalised"
     grad_score_probability: GradScoreProbability = "unrounded"
-<<<<<<< HEAD
     delta_format: Format | None = None
-=======
     flush_subnormals: bool = False
->>>>>>> main
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

@@ -75,14 +75,12 @@ class _Backward:
         self.all_finite = all(bool(torch.isfinite(x.float()).all()) for x in operands)
         # delta does not depend on the keys, so it is taken once, before the tiles.
         ones = torch.zeros(shape[:3])
-<<<<<<< HEAD
-        products, fmt = dout * out.float(), arithmetic.delta_format
+        products, fmt = (
+            kept(kept(dout, machine) * kept(out.float(), machine), machine),
+            arithmetic.delta_format,
+        )
         delta = add_up(products if fmt is None else round_to(products, fmt), ones, machine.vector)
-        self.delta = (delta if fmt is None else round_to(delta, fmt)) - self.dlse
-=======
-        products = kept(kept(dout, machine) * kept(out.float(), machine), machine)
-        self.delta = kept(add_up(products, ones, machine.vector) - self.dlse, machine)
->>>>>>> main
+        self.delta = kept((delta if fmt is None else round_to(delta, fmt)) - self.dlse, machine)
         self.shares = eager_shares(self.scores) if self.eager else None
         if self.shares is not None:
             every = slice(0, problem.num_keys)
