@@ -75,10 +75,8 @@ class _Backward:
         self.all_finite = all(bool(torch.isfinite(x.float()).all()) for x in operands)
         # delta does not depend on the keys, so it is taken once, before the tiles.
         ones = torch.zeros(shape[:3])
-        products, fmt = (
-            kept(kept(dout, machine) * kept(out.float(), machine), machine),
-            arithmetic.delta_format,
-        )
+        fmt = arithmetic.delta_format
+        products = kept(kept(dout, machine) * kept(out.float(), machine), machine)
         delta = add_up(products if fmt is None else round_to(products, fmt), ones, machine.vector)
         self.delta = kept((delta if fmt is None else round_to(delta, fmt)) - self.dlse, machine)
         self.shares = eager_shares(self.scores) if self.eager else None

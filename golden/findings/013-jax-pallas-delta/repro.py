@@ -1,9 +1,9 @@
-"""JAX's Pallas attention for GPUs, its backward: in which precision is delta = rowsum(dO O)? Needs jax, no GPU.
+"""JAX's Pallas attention for GPUs: in which precision is its delta = rowsum(dO O)? Needs jax, no GPU.
 
-Causal attention: the first row sees one key, O is that key's value, and dP - delta = dO v - dO O is 0. So is the
-gradient of its q. Printed are the kernel's (in Pallas' interpreter), the same kernel's with a delta in fp32,
-and, for all rows, how far both lie from jax.vjp of plain attention in fp32. Exit code 1: the first row's
-gradient is off by more than fp32 rounds.
+Causal attention: the first row sees one key, O is that key's value, and dP - delta = dO v - dO O is 0. So is
+the gradient of its q. Printed are the kernel's (in Pallas' interpreter), the same kernel's with a delta in
+fp32, and, for all rows, how far both lie from jax.vjp of plain attention in fp32. Exit code 1: the first
+row's gradient is off by more than fp32 rounds.
 """
 
 import sys
