@@ -208,9 +208,9 @@ def _compute(
         s = warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(k_empty.index(slot))
         if FP8:
-            # Weights of 8 bits do not go round the loop, where they would be unpacked and packed again; nor does
-            # a product, or the assembler waits for each of its instructions. A turn is softmax, product with
-            # the values, and the next scores, beside which the product is collected.
+            # Weights of 8 bits do not go round the loop, where they would be unpacked and packed again; nor
+            # does a product, or the assembler waits for each of its instructions. A turn is softmax, product
+            # with the values, and the next scores, beside which the product is collected.
             n_before = n_visited - 1
             n_plain = gl.minimum(n_full, n_before)
             for i_part in gl.static_range(2):
@@ -255,8 +255,8 @@ def _compute(
                 s = gl.where(o_n <= last, s, float("-inf"))
             p, alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST)
             b_p = _weights(p, dtype, of_operand, P_SCALE)
-            # Tiles that all rows see, and the others. A turn starts the scores of its keys and the product with
-            # the values of the keys before; the softmax runs beside the latter.
+            # Tiles that all rows see, and the others. A turn starts the scores of its keys and the product
+            # with the values of the keys before; the softmax runs beside the latter.
             for i_part in gl.static_range(2):
                 part_start = 1 if i_part == 0 else gl.maximum(n_full, 1)
                 part_stop = n_full if i_part == 0 else n_visited
