@@ -149,31 +149,11 @@ def _head_sigma(sigma, factors, i_b, i_h, n_heads, group, SCALED: gl.constexpr):
 
 
 @gluon.jit
-def _values(v_ring, slot, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr, FP8: gl.constexpr):
-    """A tile of values as the second operand, keys first; fp8 lies with keys contiguous."""
-    if FP8:
-        b_v = v_ring.index(slot).reshape([BLOCK_D, BLOCK_N]).permute((1, 0))
-    else:
-        b_v = v_ring.index(slot).reshape([BLOCK_N, BLOCK_D])
-    return b_v
-
-
-@gluon.jit
 def _weights(p, dtype: gl.constexpr, layout: gl.constexpr, P_SCALE: gl.constexpr):
     """Probabilities as the first operand; the conversion to fp8 rounds to nearest even and saturates."""
     if P_SCALE != 1.0:
         p = p * P_SCALE
     return gl.convert_layout(p.to(dtype), layout)
-
-
-@gluon.jit
-def _product_of(product, b_p, FP8: gl.constexpr):
-    """Waits for the product; names the weights, so that their registers stay as they are until then."""
-    if FP8:
-        b_pv = warpgroup_mma_wait(0, deps=(product,))  # Triton 3.6 has no such dependency in 8 bits
-    else:
-        b_pv, b_p = warpgroup_mma_wait(0, deps=(product, b_p))
-    return b_pv
 
 
 @gluon.jit
@@ -227,52 +207,88 @@ def _compute(
         s = warpgroup_mma(b_q, b_k, nothing, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(k_empty.index(slot))
-        if n_full == 0:
-            s = gl.where(o_n <= last, s, float("-inf"))
-        p, alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST)
-        b_p = _weights(p, dtype, of_operand, P_SCALE)
-        # Tiles that all rows see, and the others. Every turn starts the scores of its keys and the product
-        # with the values of the keys before; the softmax runs beside the latter.
-        for i_part in gl.static_range(2):
-            part_start = 1 if i_part == 0 else gl.maximum(n_full, 1)
-            part_stop = n_full if i_part == 0 else n_visited
-            for i in range(part_start, part_stop):
-                slot = (done + i) % STAGES
-                before = (done + i - 1) % STAGES
-                mbarrier.wait(k_full.index(slot), ((done + i) // STAGES) & 1)
-                b_k = k_ring.index(slot).reshape([BLOCK_N, BLOCK_D]).permute((1, 0))
-                scores = warpgroup_mma(b_q, b_k, nothing, use_acc=False, is_async=True)
-                mbarrier.wait(v_full.index(before), ((done + i - 1) // STAGES) & 1)
-                b_v = _values(v_ring, before, BLOCK_N, BLOCK_D, FP8)
-                # Promotion: a tile's sum starts from zero in the matrix unit; fp32 adds it to the rest.
-                base = nothing_yet if PROMOTE else acc
-                product = warpgroup_mma(b_p, b_v, base, use_acc=not PROMOTE, is_async=True)
-                s = warpgroup_mma_wait(1, deps=(scores,))
-                mbarrier.arrive(k_empty.index(slot))
-                if i_part == 1:
-                    s = gl.where(i * BLOCK_N + o_n <= last, s, float("-inf"))
-                p, next_alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST)
-                b_next = _weights(p, dtype, of_operand, P_SCALE)
-                b_pv = _product_of(product, b_p, FP8)
-                mbarrier.arrive(v_empty.index(before))
-                if PROMOTE:
-                    acc = gl.fma(acc, gl.convert_layout(alpha, of_output_rows)[:, None], b_pv)
-                else:
-                    acc = b_pv * gl.convert_layout(next_alpha, of_output_rows)[:, None]
-                alpha = next_alpha
-                b_p = b_next
-        mbarrier.arrive(q_empty.index(I_GROUP))
+        if FP8:
+            # Weights of 8 bits do not go round the loop, where they would be unpacked and packed again; nor
+            # does a product, or the assembler waits for each of its instructions. A turn is softmax, product
+            # with the values, and the next scores, beside which the product is collected.
+            n_before = n_visited - 1
+            n_plain = gl.minimum(n_full, n_before)
+            for i_part in gl.static_range(2):
+                part_start = 0 if i_part == 0 else n_plain
+                part_stop = n_plain if i_part == 0 else n_before
+                for i in range(part_start, part_stop):
+                    if i_part == 1:
+                        s = gl.where(i * BLOCK_N + o_n <= last, s, float("-inf"))
+                    p, alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST)
+                    b_p = _weights(p, dtype, of_operand, P_SCALE)
+                    slot = (done + i) % STAGES
+                    after = (done + i + 1) % STAGES
+                    mbarrier.wait(v_full.index(slot), ((done + i) // STAGES) & 1)
+                    b_v = v_ring.index(slot).reshape([BLOCK_D, BLOCK_N]).permute((1, 0))
+                    factor = gl.convert_layout(alpha, of_output_rows)[:, None]
+                    base = nothing_yet if PROMOTE else acc * factor
+                    product = warpgroup_mma(b_p, b_v, base, use_acc=not PROMOTE, is_async=True)
+                    mbarrier.wait(k_full.index(after), ((done + i + 1) // STAGES) & 1)
+                    b_k = k_ring.index(after).reshape([BLOCK_N, BLOCK_D]).permute((1, 0))
+                    scores = warpgroup_mma(b_q, b_k, nothing, use_acc=False, is_async=True)
+                    b_pv = warpgroup_mma_wait(1, deps=(product,))
+                    mbarrier.arrive(v_empty.index(slot))
+                    # A tile's sum starts from zero in the matrix unit; fp32 adds it to the rest.
+                    acc = gl.fma(acc, factor, b_pv) if PROMOTE else b_pv
+                    s = warpgroup_mma_wait(0, deps=(scores,))
+                    mbarrier.arrive(k_empty.index(after))
+            mbarrier.arrive(q_empty.index(I_GROUP))
+            slot = (done + n_before) % STAGES
+            s = gl.where(n_before * BLOCK_N + o_n <= last, s, float("-inf"))
+            p, alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST)
+            b_p = _weights(p, dtype, of_operand, P_SCALE)
+            mbarrier.wait(v_full.index(slot), ((done + n_before) // STAGES) & 1)
+            b_v = v_ring.index(slot).reshape([BLOCK_D, BLOCK_N]).permute((1, 0))
+            factor = gl.convert_layout(alpha, of_output_rows)[:, None]
+            base = nothing_yet if PROMOTE else acc * factor
+            product = warpgroup_mma(b_p, b_v, base, use_acc=not PROMOTE, is_async=True)
+            b_pv = warpgroup_mma_wait(0, deps=(product,))
+            mbarrier.arrive(v_empty.index(slot))
+            acc = gl.fma(acc, factor, b_pv) if PROMOTE else b_pv
+        else:
+            if n_full == 0:
+                s = gl.where(o_n <= last, s, float("-inf"))
+            p, alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST)
+            b_p = _weights(p, dtype, of_operand, P_SCALE)
+            # Tiles that all rows see, and the others. A turn starts the scores of its keys and the product
+            # with the values of the keys before; the softmax runs beside the latter.
+            for i_part in gl.static_range(2):
+                part_start = 1 if i_part == 0 else gl.maximum(n_full, 1)
+                part_stop = n_full if i_part == 0 else n_visited
+                for i in range(part_start, part_stop):
+                    slot = (done + i) % STAGES
+                    before = (done + i - 1) % STAGES
+                    mbarrier.wait(k_full.index(slot), ((done + i) // STAGES) & 1)
+                    b_k = k_ring.index(slot).reshape([BLOCK_N, BLOCK_D]).permute((1, 0))
+                    scores = warpgroup_mma(b_q, b_k, nothing, use_acc=False, is_async=True)
+                    mbarrier.wait(v_full.index(before), ((done + i - 1) // STAGES) & 1)
+                    b_v = v_ring.index(before).reshape([BLOCK_N, BLOCK_D])
+                    product = warpgroup_mma(b_p, b_v, acc, is_async=True)
+                    s = warpgroup_mma_wait(1, deps=(scores,))
+                    mbarrier.arrive(k_empty.index(slot))
+                    if i_part == 1:
+                        s = gl.where(i * BLOCK_N + o_n <= last, s, float("-inf"))
+                    p, alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST)
+                    b_next = _weights(p, dtype, of_operand, P_SCALE)
+                    # The weights are named so that their registers stay as they are until they were read.
+                    acc, b_p = warpgroup_mma_wait(0, deps=(product, b_p))
+                    mbarrier.arrive(v_empty.index(before))
+                    acc = acc * gl.convert_layout(alpha, of_output_rows)[:, None]
+                    b_p = b_next
+            mbarrier.arrive(q_empty.index(I_GROUP))
+            slot = (done + n_visited - 1) % STAGES
+            mbarrier.wait(v_full.index(slot), ((done + n_visited - 1) // STAGES) & 1)
+            b_v = v_ring.index(slot).reshape([BLOCK_N, BLOCK_D])
+            product = warpgroup_mma(b_p, b_v, acc, is_async=True)
+            acc, b_p = warpgroup_mma_wait(0, deps=(product, b_p))
+            mbarrier.arrive(v_empty.index(slot))
         done += n_visited
         i_round += 1  # noqa: SIM113
-        slot = (done - 1) % STAGES
-        mbarrier.wait(v_full.index(slot), ((done - 1) // STAGES) & 1)
-        b_v = _values(v_ring, slot, BLOCK_N, BLOCK_D, FP8)
-        base = nothing_yet if PROMOTE else acc
-        product = warpgroup_mma(b_p, b_v, base, use_acc=not PROMOTE, is_async=True)
-        b_pv = _product_of(product, b_p, FP8)
-        if PROMOTE:
-            b_pv = gl.fma(acc, gl.convert_layout(alpha, of_output_rows)[:, None], b_pv)
-        mbarrier.arrive(v_empty.index(slot))
 
         # The mask says whether a row is empty, not m_i: see the portable kernel.
         reach = o_m * 0 + n_keys - 1
@@ -284,7 +300,7 @@ def _compute(
         lse = gl.where(m_any, (top + gl.log2(l_i)) * _LN2, float("-inf"))
         gl.store(p_lse + (i_b * n_heads + i_h).to(gl.int64) * n_queries + o_m, lse, mask=o_m < n_queries)
         m_any = gl.convert_layout(m_any, of_output_rows)[:, None]
-        b_o = b_pv / gl.convert_layout(l_i, of_output_rows)[:, None]
+        b_o = acc / gl.convert_layout(l_i, of_output_rows)[:, None]
         if P_SCALE != 1.0:
             b_o = b_o * (1.0 / P_SCALE)
         if SCALED:
