@@ -162,7 +162,7 @@ def edges_table() -> str:
     lines = ["| kernel | " + " | ".join(EDGES) + " |", "|---|" + "---|" * len(EDGES)]
     for name, entry in record.items():
         said = " | ".join(entry["edges"].get(edge, "-") for edge in EDGES)
-        lines.append(f"| {name} ({entry['device']}) | {said} |")
+        lines.append(f"| {name.removesuffix(' on cuda')} ({entry['device']}) | {said} |")
     return "\n".join(lines)
 
 
