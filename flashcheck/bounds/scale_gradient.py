@@ -54,7 +54,10 @@ def scale_interval(
             error.nan_to_num(torch.inf) if bool(torch.isfinite(value)) else torch.full_like(error, torch.inf)
         )
         value = value.nan_to_num(0.0, 0.0, 0.0)
-    return rounded_interval(value, error, FP32, ~(total < FP32_MAX))
+    overflow = ~(total < FP32_MAX)
+    for past in (pairs.overflow_p, pairs.overflow_ds, scores.overflow):
+        overflow = overflow if past is None else overflow | past.any()
+    return rounded_interval(value, error, FP32, overflow)
 
 
 def scale_prediction(
