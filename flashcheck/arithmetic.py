@@ -77,6 +77,8 @@ class Arithmetic:
             every query tile (None: they are summed in fp32 and rounded once).
         grad_score_probability: dS = P (dP - delta) takes P before or after P is rounded.
         block_queries: queries per tile in the backward; None where unknown.
+        delta_format: the products of delta = rowsum(dO O), and then their sum, are rounded into this format
+            (None: fp32).
         grad_probability_format: dP is rounded into this format (None: it stays fp32).
         scaled_grad_score_format: dS, in its own format, is multiplied by the scale and rounded into this
             format before the products for dQ and dK (None: the scale multiplies their sums).
@@ -122,6 +124,7 @@ class Arithmetic:
     backward_exp_flush: float | None = None
     backward_probability: BackwardProbability = "as_normalised"
     grad_score_probability: GradScoreProbability = "unrounded"
+    delta_format: Format | None = None
     flush_subnormals: bool = False
 
     def __post_init__(self) -> None:

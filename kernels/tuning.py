@@ -131,6 +131,10 @@ _HOPPER_FORWARD: dict[int, tuple[tuple[int, Tile], ...]] = {
     128: ((0, Tile(64, 64, 4, 3)),),
     256: ((0, Tile(128, 64, 8, 2)),),
 }
+# (element bytes, padded head dim) whose calls (no window, a positive scale) with so many keys or more go to
+# kernels/hopper/pipelined.py; the tile there; whether programs take several tiles in turn, without and with a
+# mask. As many keys a tile as in _HOPPER_FORWARD, and so one of _FORWARD_SIMPLE. Not yet swept.
+_HOPPER_PIPELINED: dict[tuple[int, int], tuple[int, Tile, tuple[bool, bool]]] = {}
 # The same of packed segments: as many keys as the portable forward's, whatever the lengths. Not yet swept.
 _HOPPER_PACKED: dict[int, Tile] = {
     64: Tile(64, 64, 4, 2),
@@ -271,6 +275,16 @@ def _hopper_forward_tile(head_dim: int, num_keys: int) -> Tile:
     return next(tile for fewest, tile in _HOPPER_FORWARD[padded(head_dim)] if num_keys >= fewest)
 
 
+def pipelined_tile(
+    element_bytes: int, head_dim: int, num_keys: int, banded: bool
+) -> tuple[Tile, bool] | None:
+    """The tile of kernels/hopper/pipelined.py, and whether persistent; None: the call is not for it."""
+    fewest, tile, persistent = _HOPPER_PIPELINED.get(
+        (element_bytes, padded(head_dim)), (0, None, (False, False))
+    )
+    return None if tile is None or num_keys < fewest else (tile, persistent[banded])
+
+
 def decode_tile(
     device_type: str, element_bytes: int, head_dim: int, value_dim: int, rows: int, num_keys: int
 ) -> Tile:
@@ -313,6 +327,10 @@ def hopper_tables() -> dict[str, list[tuple[int, Tile]]]:
         banded[kernel] += [(dim, tile) for tile in dict.fromkeys(tiles)]
     return {
         "forward": [(dim, tile) for dim, tiles in _HOPPER_FORWARD.items() for _, tile in tiles],
+        "pipelined": [(dim, tile) for (size, dim), (_, tile, _) in _HOPPER_PIPELINED.items() if size == 2],
+        "pipelined fp8": [
+            (dim, tile) for (size, dim), (_, tile, _) in _HOPPER_PIPELINED.items() if size == 1
+        ],
         "packed forward": list(_HOPPER_PACKED.items()),
         "fp8": list(_HOPPER_FP8.items()),
         **banded,

@@ -2,22 +2,29 @@
 
 dot_product_attention (XLA)
     Scores in fp32, times the scale; softmax in fp32, normalised, rounded into the input format; the second
-    product. XLA may keep more precision than is written, so bits are not predicted.
+    product. XLA may keep more precision than is written, so bits are not predicted. The derivative is JAX's:
+    dP is rounded into the input format; the softmax's derivative in fp32, of the unrounded P; times the scale
+    in fp32 and rounded into the input format for the products with K and Q, which sum over a group in fp32.
 pallas (jax.experimental.pallas.ops.gpu.attention.mha, interpret mode)
     Key tiles of 128 at most, ascending; scores in fp32 times scale * log2 e; exp2; P is rounded into the
     input format. XLA may contract that product with the subtraction of the maximum into one operation, in
     which the product is not rounded: with scores past 1e10 the exponent of the largest one is not 0 then, and
-    NaN may come out. The residual is an LSE in base 2.
+    NaN may come out. The LSE is kept in base 2. The backward scales dS in fp32 and rounds it then; delta is
+    taken in the input format (golden/findings/013).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, flash
+from flashcheck.formats import FP32
 from flashcheck.kernel import Capabilities, ForwardResult, Kernel
 from flashcheck.problem import Problem
 
@@ -39,7 +46,7 @@ PALLAS_CAPABILITIES = Capabilities(
     causal=("top_left",),
     head_dim=(16, 128),
     head_dim_multiple=16,
-    lse=False,
+    lse=True,
     empty_rows=False,
     cross_lengths=False,
     zero_length=False,
@@ -57,8 +64,9 @@ def dot_product_kernel() -> Kernel:
     return Kernel(
         name="jax.dot_product_attention",
         forward=_dot_product,
+        backward=_dot_product_gradients,
         capabilities=DOT_PRODUCT_CAPABILITIES,
-        arithmetic=lambda p: flash(p.format, normalise="before_product", scale_placement="scores"),
+        arithmetic=dot_product_arithmetic,
         source=f"jax {jax.__version__} jax.nn.dot_product_attention, XLA on the CPU",
     )
 
@@ -71,19 +79,37 @@ def pallas_kernel() -> Kernel:
     return Kernel(
         name="jax.pallas.mha",
         forward=_pallas,
+        backward=_pallas_gradients,
         capabilities=PALLAS_CAPABILITIES,
         arithmetic=_pallas_arithmetic,
         source=f"jax {jax.__version__} jax.experimental.pallas.ops.gpu.attention.mha, interpret mode",
     )
 
 
-def _pallas_arithmetic(problem: Problem) -> Arithmetic:
+def dot_product_arithmetic(problem: Problem) -> Arithmetic:
+    """What XLA makes of ``jax.nn.dot_product_attention`` and of its derivative."""
+    fmt = problem.format
     return flash(
-        problem.format,
+        fmt,
+        normalise="before_product",
+        scale_placement="scores",
+        grad_probability_format=fmt,
+        grad_score_format=FP32,
+        scaled_grad_score_format=fmt,
+    )
+
+
+def _pallas_arithmetic(problem: Problem) -> Arithmetic:
+    fmt = problem.format
+    return flash(
+        fmt,
         scale_placement="exponent_fma",
         scale_roundings=1,
         block_keys=_tile(problem.num_keys),
         order="ascending",
+        grad_score_format=FP32,
+        scaled_grad_score_format=fmt,
+        delta_format=fmt,
     )
 
 
@@ -92,39 +118,94 @@ def _tile(length: int) -> int:
     return min(_LARGEST_TILE, length & -length)
 
 
-def _dot_product(problem: Problem) -> ForwardResult:
+def _attention_of(p: Problem) -> Callable[..., Any]:
+    """``dot_product_attention`` of (batch, length, heads, dim) with the problem's options."""
     import jax
 
-    p = problem
     mask = None if p.mask is None else _to_jax(p.mask.expand(p.batch, p.num_heads, p.num_queries, p.num_keys))
-    q, k, v = (_to_jax(x.transpose(1, 2)) for x in (p.q, p.k, p.v))
-    out = jax.nn.dot_product_attention(
-        q,
-        k,
-        v,
+    return partial(
+        jax.nn.dot_product_attention,
         mask=mask,
         scale=p.effective_scale,
         is_causal=p.causal is not None,
         implementation="xla",
     )
-    return ForwardResult(_to_torch(out, p.q.dtype).transpose(1, 2))
+
+
+def _inputs(p: Problem) -> tuple[Any, ...]:
+    return tuple(_to_jax(x.transpose(1, 2)) for x in (p.q, p.k, p.v))
+
+
+def _dot_product(problem: Problem) -> ForwardResult:
+    out = _attention_of(problem)(*_inputs(problem))
+    return ForwardResult(_to_torch(out, problem.q.dtype).transpose(1, 2))
+
+
+def _dot_product_gradients(problem: Problem, out: Tensor, lse: Tensor) -> Mapping[str, Tensor]:
+    """By ``jax.vjp``; it keeps P itself and uses neither ``out`` nor ``lse``."""
+    import jax
+
+    del out, lse
+    assert problem.dout is not None
+    _, pull = jax.vjp(_attention_of(problem), *_inputs(problem))
+    gradients = pull(_to_jax(problem.dout.transpose(1, 2)))
+    return {
+        name: _to_torch(x, problem.q.dtype).transpose(1, 2)
+        for name, x in zip(("dq", "dk", "dv"), gradients, strict=True)
+    }
 
 
 def _pallas(problem: Problem) -> ForwardResult:
-    from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
+    from jax.experimental.pallas.ops.gpu.attention import mha
 
-    p = problem
-    tile = _tile(p.num_keys)
-    sizes = BlockSizes(block_q=tile, block_k=tile)
-    out = mha(
-        *(_to_jax(x.transpose(1, 2)) for x in (p.q, p.k, p.v)),
+    out, lse = mha(
+        *_inputs(problem),
         None,
-        sm_scale=p.effective_scale,
-        causal=p.causal is not None,
-        block_sizes=sizes,
+        sm_scale=problem.effective_scale,
+        causal=problem.causal is not None,
+        block_sizes=_blocks(problem),
         interpret=True,
+        return_residuals=True,
     )
-    return ForwardResult(_to_torch(out, p.q.dtype).transpose(1, 2))
+    natural = _to_torch(lse, torch.float32).double() * math.log(2.0)
+    return ForwardResult(_to_torch(out, problem.q.dtype).transpose(1, 2), natural.float())
+
+
+def _pallas_gradients(problem: Problem, out: Tensor, lse: Tensor) -> Mapping[str, Tensor]:
+    """The backward kernels on the O and LSE that are given; ``mha`` differentiated would take its own."""
+    from jax.experimental.pallas.ops.gpu.attention import _mha_backward
+
+    assert problem.dout is not None
+    base_two = (lse.double() / math.log(2.0)).float()
+    residuals = (*_inputs(problem), None, _to_jax(out.transpose(1, 2)), _to_jax(base_two))
+    dq, dk, dv, _ = _mha_backward(
+        sm_scale=problem.effective_scale,
+        causal=problem.causal is not None,
+        block_sizes=_blocks(problem),
+        backward_pass_impl="triton",
+        num_warps=None,
+        num_stages=2,
+        grid=None,
+        interpret=True,
+        debug=False,
+        return_residuals=False,
+        res=residuals,
+        do=_to_jax(problem.dout.transpose(1, 2)),
+    )
+    return {
+        name: _to_torch(x, problem.q.dtype).transpose(1, 2)
+        for name, x in (("dq", dq), ("dk", dk), ("dv", dv))
+    }
+
+
+def _blocks(problem: Problem) -> Any:
+    """Tiles that divide the lengths: the kernels take whole ones only."""
+    from jax.experimental.pallas.ops.gpu.attention import BlockSizes
+
+    tile = _tile(problem.num_keys)
+    return BlockSizes(
+        block_q=tile, block_k=tile, block_q_dkv=tile, block_kv_dkv=tile, block_q_dq=tile, block_kv_dq=tile
+    )
 
 
 def _to_jax(x: Tensor) -> Any:

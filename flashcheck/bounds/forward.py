@@ -112,10 +112,22 @@ def forward_bound(
             lambda: prediction(rows.out, variances()[0], arithmetic.output_format),
             arithmetic.output_format.precision <= 11,
             centre,
+            lambda: alike_weights(exact, arithmetic.probability_format),
         ),
         lse=TensorBound(lse_interval, of_lse, prediction_gates=False, centre=lambda: None),
         scores=errors,
     )
+
+
+def alike_weights(exact: ForwardQuantities, fmt: Format) -> Tensor:
+    """Rows (B, H, Nq, 1) whose weights scatter by less than one spacing of ``fmt``: their roundings lean.
+
+    THEORY.md section 6. A row that sees no key counts as one.
+    """
+    count = exact.visible.sum(-1, keepdim=True).clamp(min=1)
+    mean = exact.probabilities.sum(-1, keepdim=True) / count
+    spread = torch.where(exact.visible, exact.probabilities - mean, 0.0).square().sum(-1, keepdim=True)
+    return (spread / count).sqrt() <= fmt.unit_roundoff * mean
 
 
 def _out_error(

@@ -168,6 +168,10 @@ def pair_errors(
         operands = size_dout.sum(-1, keepdim=True) + size_out.nan_to_num(0.0, 0.0).sum(-1, keepdim=True)
         delta_error = delta_error + lost * (operands + 3)
     delta = exact.delta.unsqueeze(-1)
+    delta_past: Tensor | None = None
+    if arithmetic.delta_format is not None and not eager:
+        products = (size_dout * size_out).nan_to_num_(0.0, posinf=torch.inf)
+        delta_error, delta_past = _stored_delta(products, delta, delta_error, arithmetic.delta_format)
     if problem.dlse is not None:
         delta_error = delta_error + UNIT * (delta.abs() + delta_error)
     gamma = unit.gamma(problem.value_dim)
@@ -184,6 +188,9 @@ def pair_errors(
     if not finite or not bool(torch.isfinite(difference.sum())):
         difference = torch.where(forward.visible, difference, 0.0).nan_to_num_(0.0, 0.0)
     overflow_p, overflow_ds, overflow_delta = _overflow(score, forward, shift, magnitude, largest, delta_size)
+    if delta_past is not None:
+        overflow_delta = _either(delta_past, overflow_delta)
+        overflow_ds = _either(delta_past.expand_as(p), overflow_ds)
     difference_error = magnitude.mul_(gamma)
     subnormal = subnormal_error(
         unit,
@@ -310,6 +317,20 @@ def _overflow(
         return overflow_p, overflow_p, None
     past = magnitude + delta_size >= _NEAR_MAX
     return overflow_p, past if overflow_p is None else past | overflow_p, delta_size >= _NEAR_MAX
+
+
+def _stored_delta(
+    products: Tensor, delta: Tensor, error: Tensor, fmt: Format
+) -> tuple[Tensor, Tensor | None]:
+    """[B3] delta, off by ``error`` in fp32, of ``products`` |dO O| that are rounded into ``fmt``, and rounded
+    itself; and the rows in which one of them may leave the range."""
+    each = _rounding(products, fmt, 1.0)
+    error = error + each.sum(-1, keepdim=True)
+    whole = _rounding(delta.abs().nan_to_num(0.0, posinf=torch.inf) + error, fmt, 1.0)
+    past = torch.isinf(error) | torch.isinf(whole)
+    if bool(past.any()):
+        return torch.where(past, 0.0, error + whole), past
+    return error + whole, None
 
 
 def _rounding(largest: Tensor, fmt: Format, factor: float) -> Tensor:

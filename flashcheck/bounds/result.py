@@ -33,12 +33,15 @@ class TensorBound:
             the ratio measured / predicted is reported only.
         centre: makes the interval around the predicted roundings (tier C), or returns None where the
             declaration does not determine them; called at most once.
+        alike: boolean, broadcasts over the interval: elements whose P may all be rounded to one side, which
+            counts where ``centre`` does not know the roundings (None: nowhere).
     """
 
     interval: Interval
     predict: Callable[[], Prediction]
     prediction_gates: bool
     centre: Callable[[], Interval | None]
+    alike: Callable[[], Tensor] | None = None
 
     @cached_property
     def _prediction(self) -> Prediction:

@@ -48,7 +48,7 @@ def backward_variance(
     unit = machine.accumulator(arithmetic.product_format or arithmetic.input_format)
     squares = weighted(problem, dout_of(problem).square(), v2.mT)
     dp = accumulation_variance(unit, problem.value_dim, exact.grad_probabilities, squares)
-    dp.add_(_delta_variance(problem, forward, exact, machine))
+    dp.add_(_delta_variance(problem, forward, exact, machine, arithmetic))
     drift = _drift(unit, problem, exact, p)
     if arithmetic.grad_probability_format is not None:
         dp.add_(_dp_rounding(exact.grad_probabilities, p, p_square, arithmetic))
@@ -105,12 +105,20 @@ def _dp_rounding(dp: Tensor, p: Tensor, p_square: Tensor, arithmetic: Arithmetic
 
 
 def _delta_variance(
-    problem: Problem, forward: ForwardQuantities, exact: BackwardQuantities, machine: Machine
+    problem: Problem,
+    forward: ForwardQuantities,
+    exact: BackwardQuantities,
+    machine: Machine,
+    arithmetic: Arithmetic,
 ) -> Tensor:
     """Variance of the sum delta, (B, H, Nq, 1): what is left where dP - delta cancels."""
-    squares = (dout_of(problem) * forward.out.nan_to_num(0.0, 0.0, 0.0)).square_().sum(-1)
+    products = dout_of(problem) * forward.out.nan_to_num(0.0, 0.0, 0.0)
     delta = exact.delta.nan_to_num(0.0, 0.0, 0.0)
-    return accumulation_variance(machine.vector, problem.value_dim, delta, squares).unsqueeze(-1)
+    fmt = arithmetic.delta_format
+    stored = 0.0 if fmt is None else half_ulp(products, fmt).square_().sum(-1).add_(half_ulp(delta, fmt) ** 2)
+    squares = products.square_().sum(-1)
+    variance = accumulation_variance(machine.vector, problem.value_dim, delta, squares)
+    return (variance + stored / 3).unsqueeze(-1)
 
 
 def _drift(unit: Accumulator, problem: Problem, exact: BackwardQuantities, p: Tensor) -> Tensor | None:

@@ -142,6 +142,8 @@ def _bias(got: Tensor, bound: TensorBound, judged: Tensor) -> BiasSums | None:
     used = _predictable(signed, bound, judged) & (exact != 0)
     if known is not None:
         used &= torch.isfinite(known.error)
+    elif bound.alike is not None:
+        used &= ~bound.alike()
     if not bool(used.any()):
         return None
     outward = torch.where(used, signed * torch.sign(exact) / bound.predicted_rms, 0.0)

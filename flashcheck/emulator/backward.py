@@ -73,10 +73,12 @@ class _Backward:
         # Rows and keys with NaN or inf must not meet the zeros of pairs that are hidden.
         operands = (problem.q, problem.k, problem.v, dout)
         self.all_finite = all(bool(torch.isfinite(x.float()).all()) for x in operands)
-        # delta in fp32; it does not depend on the keys, so it is taken once, before the tiles.
+        # delta does not depend on the keys, so it is taken once, before the tiles.
         ones = torch.zeros(shape[:3])
+        fmt = arithmetic.delta_format
         products = kept(kept(dout, machine) * kept(out.float(), machine), machine)
-        self.delta = kept(add_up(products, ones, machine.vector) - self.dlse, machine)
+        delta = add_up(products if fmt is None else round_to(products, fmt), ones, machine.vector)
+        self.delta = kept((delta if fmt is None else round_to(delta, fmt)) - self.dlse, machine)
         self.shares = eager_shares(self.scores) if self.eager else None
         if self.shares is not None:
             every = slice(0, problem.num_keys)

@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.hopper.backward_dkdv import launch_hopper_dkdv
 from kernels.hopper.backward_dq import launch_hopper_dq
 from kernels.hopper.forward import launch_hopper_forward, launch_hopper_products
+from kernels.hopper.pipelined import launch_hopper_pipelined
 from kernels.operands import Operands
 from kernels.options import Options
 from kernels.quantise import columns
@@ -33,6 +34,10 @@ def call(
     dout, q, k, v, lse, delta = tensors
     if kernel == "forward":
         return lambda: launch_hopper_forward(q, k, v, options, tile, section)
+    persistent = kernel.endswith("persistent")
+    if kernel in ("pipelined", "pipelined-persistent"):
+        plain, plain_operands = plain_path(q.dtype), Operands(q, k, v)
+        return lambda: launch_hopper_pipelined(plain_operands, options, plain, tile, section, persistent)
     if kernel == "dkdv":
         return lambda: launch_hopper_dkdv(dout, q, k, v, lse, delta, options, tile, section)
     if kernel == "dq":
@@ -42,6 +47,8 @@ def call(
     q, k, v = (x.to(FP8_DTYPE) for x in (q, k, v))
     path = plain_path(FP8_DTYPE)
     operands = Operands(q, k, columns(v))
+    if kernel.startswith("pipelined"):
+        return lambda: launch_hopper_pipelined(operands, options, path, tile, section, persistent)
     return lambda: launch_hopper_products(operands, options, path, tile, section)
 
 

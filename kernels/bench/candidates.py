@@ -12,7 +12,9 @@ from kernels.tuning import Tile
 KERNELS = ("forward", "dkdv", "dq")
 # The forward besides: with e4m3 inputs, v with keys contiguous (making it so is not timed); and packed bf16
 # inputs. As many keys a tile as other options of the same calls have, so that any of them may be entered.
-OTHERS = ("fp8", "packed")
+COMPILED_ONLY = ("pipelined", "pipelined-persistent", "pipelined-fp8", "pipelined-fp8-persistent")
+"""Kernels that do not run in the interpreter."""
+OTHERS = ("fp8", "packed", *COMPILED_ONLY)
 
 _FP8 = (
     (64, 128, 4, 2),
@@ -22,6 +24,11 @@ _FP8 = (
     (128, 128, 8, 3),
     (128, 128, 8, 4),
 )
+_PIPELINED = {
+    64: ((128, 64, 8, 4), (128, 128, 8, 2), (128, 128, 8, 3), (128, 128, 8, 4)),
+    128: ((128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 2)),
+}
+_PIPELINED_FP8 = ((128, 128, 8, 2), (128, 128, 8, 3), (128, 128, 8, 4))
 _PACKED = (
     (64, 64, 4, 2),
     (64, 64, 4, 3),
@@ -110,6 +117,8 @@ _SHAPES: dict[tuple[str, int], tuple[tuple[int, ...], ...]] = {
     ),
     ("fp8", 64): _FP8,
     ("fp8", 128): _FP8,
+    **{(kernel, dim): shapes for kernel in COMPILED_ONLY[:2] for dim, shapes in _PIPELINED.items()},
+    **{(kernel, dim): _PIPELINED_FP8 for kernel in COMPILED_ONLY[2:] for dim in (64, 128)},
     ("packed", 64): _PACKED,
     ("packed", 128): _PACKED,
     ("dq", 256): ((64, 32, 8, 2), (64, 64, 8, 2), (64, 64, 8, 1), (128, 32, 8, 1)),

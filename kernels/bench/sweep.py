@@ -27,10 +27,11 @@ from typing import Any
 import torch
 import triton
 
-from kernels.bench.candidates import KERNELS, OTHERS, candidates
+from kernels.bench.candidates import COMPILED_ONLY, KERNELS, OTHERS, candidates
 from kernels.bench.problems import TOKENS, WIDTH, size
 
 _ROOT = Path(__file__).parents[2]
+_SECTIONS = [None, 1, 16, 1 << 20]  # heads side by side: the default, one, some, all
 _COMPILE_BATCH = 3  # candidates a compiling process
 
 
@@ -170,6 +171,7 @@ def main() -> int:
     parser.add_argument(
         "--compile-only", action="store_true", help="no measurement: resources, without a GPU"
     )
+    parser.add_argument("--no-orders", action="store_true", help="only the default order of heads")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="compiling processes")
     arguments = parser.parse_args()
     unknown = set(arguments.kernels.split(",")) - {*KERNELS, *OTHERS}
@@ -177,6 +179,9 @@ def main() -> int:
         parser.error(f"--kernels: {', '.join(sorted(unknown))} is none of {', '.join((*KERNELS, *OTHERS))}")
     start = time.monotonic()
     on_gpu = torch.cuda.is_available()
+    chosen = arguments.kernels.split(",")
+    if not (on_gpu or arguments.compile_only):
+        chosen = [kernel for kernel in chosen if kernel not in COMPILED_ONLY]
     lengths, tokens, width = ([1024, 4096, 16384], TOKENS, WIDTH) if on_gpu else ([40], 40, 128)
     groups = [
         {
@@ -184,13 +189,13 @@ def main() -> int:
             "head_dim": dim,
             "causal": causal,
             "tiles": [_shape(tile) for tile in candidates(kernel, dim)],
-            "sections": [None],
+            "sections": _SECTIONS if kernel in OTHERS and on_gpu and not arguments.no_orders else [None],
             "lengths": lengths,
             "tokens": tokens,
             "width": width,
             "milliseconds": 30.0,
         }
-        for kernel in arguments.kernels.split(",")
+        for kernel in chosen
         for dim in map(int, arguments.head_dims.split(","))
         for causal in (False, True)
         if candidates(kernel, dim)
@@ -205,7 +210,9 @@ def main() -> int:
     print(f"{record['device']}, torch {record['torch']}, triton {record['triton']}")
     resources: dict[str, Any] = {}
     if on_gpu or arguments.compile_only:
-        resources = compile_all(groups, arguments.workers, arguments.seconds)
+        # Persistent launches run the same code as the others.
+        different = [group for group in groups if not group["kernel"].endswith("persistent")]
+        resources = compile_all(different, arguments.workers, arguments.seconds)
         failed = [f"{key}: {x}" for key, x in resources.items() if isinstance(x, str) or x["error"]]
         print(f"compiled {len(resources)} in {time.monotonic() - start:.0f} s", *failed, sep="\n", flush=True)
     best: list[str] = []
@@ -221,7 +228,8 @@ def main() -> int:
             # A group may use what is left, shared among those still to come; the first get a little more.
             lines = measure(group, min(left, 1.5 * left / (len(groups) - i)))
             best_lines = sorted(lines, key=lambda x: -speed(group, x))[:1]
-            if best_lines and usable(best_lines[0]) and on_gpu and left > 20:
+            ordered = not arguments.no_orders and len(group["sections"]) == 1
+            if best_lines and usable(best_lines[0]) and ordered and on_gpu and left > 20:
                 orders = {**group, "tiles": [best_lines[0]["tile"]], "sections": [1, 4, 16, 1 << 20]}
                 lines += measure(orders, min(left, 20.0))
             lines = [{**resources.get(_key(group, list(line["tile"])), {}), **line} for line in lines]

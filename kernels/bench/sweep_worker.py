@@ -79,7 +79,7 @@ def measure_group(work: dict[str, Any]) -> None:
             warm @ warm
     # Lengths with tails, multiples of 16 so that they share the timed problems' compilation; and the
     # shortest timed problem, whole.
-    fp8, batch = kernel.startswith("fp8"), 2 if kernel == "packed" else 1
+    fp8, batch = "fp8" in kernel, 2 if kernel == "packed" else 1
     odd = problem(
         (batch, 16, 16, 304, 336, dim) if device == "cuda" else (batch, 2, 1, 20, 37, dim),
         causal,

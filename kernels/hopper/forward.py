@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.hopper.calls import columns_descriptor, descriptor, section_heads
 from kernels.hopper.order import work_item
 from kernels.hopper.packed import bounds, masked_rows, segment_of, slots
+from kernels.hopper.pipelined import launch_hopper_pipelined, pipelined_possible
 from kernels.launch import device_of, with_strides
 from kernels.masking import band_sees, row_sees_any, tile_range
 from kernels.operands import Operands
@@ -18,7 +19,7 @@ from kernels.rounding import to_operand
 from kernels.score_path import FP8, ScorePath, plain_path
 from kernels.softmax import maximum_in_log2, online_softmax_step, softmax_start
 from kernels.tiles import head_factors
-from kernels.tuning import Tile, hopper_tile, padded
+from kernels.tuning import Tile, hopper_tile, padded, pipelined_tile
 
 LN2 = tl.constexpr(0.6931471805599453)
 _SHORT_ROWS = 64  # padded head dim
@@ -176,6 +177,8 @@ def launch_hopper_products(
 ) -> tuple[Tensor, Tensor]:
     """O and the natural log-sum-exp of operands that are ready for the products.
 
+    By `kernels.hopper.pipelined` where that is tuned and covers the call, unless a tile is given.
+
     Args:
         operands: 16-bit, or fp8 with v's keys contiguous (`kernels.hopper.calls.fp8_possible`).
         tile: launch configuration; by default that of `kernels.tuning`.
@@ -185,11 +188,13 @@ def launch_hopper_products(
     q, k, v = operands.q, operands.k, operands.v
     batch, heads, num_queries, head_dim = q.shape
     num_keys = k.shape[2]
-    out = torch.empty(q.shape, dtype=path.output, device=q.device)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     banded = options.left is not None or options.right is not None
     packed = options.cu_q is not None
     fp8 = path.operand in FP8
+    if tile is None and q.device.type == "cuda" and pipelined_possible(options):
+        pipelined = pipelined_tile(q.element_size(), head_dim, num_keys, banded)
+        if pipelined is not None:
+            return launch_hopper_pipelined(operands, options, path, pipelined[0], section, pipelined[1])
     if tile is None:
         kind = "fp8" if fp8 else "forward"
         tile = hopper_tile(kind, q.device.type, head_dim, banded, num_queries, num_keys, packed)
@@ -197,6 +202,8 @@ def launch_hopper_products(
         num_tiles = slots(num_queries, options.segments, tile.block_m)
     else:
         num_tiles = triton.cdiv(num_queries, tile.block_m)
+    out = torch.empty(q.shape, dtype=path.output, device=q.device)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     group = heads // k.shape[1]
     if section is None:
         # Measured on an H200: several heads side by side pay only for short rows under a band; elsewhere one

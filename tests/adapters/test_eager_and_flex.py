@@ -154,7 +154,31 @@ def test_jax_means_what_the_contract_means(name: str) -> None:
     g = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 32, 16, generator=g).bfloat16() for _ in range(3))
     p = Problem(q, k, v, causal="top_left", dout=v)
-    assert (load(name).forward(p).out.double() - dense(p)["out"]).abs().max() < 2e-2
+    kernel = load(name)
+    assert (kernel.forward(p).out.double() - dense(p)["out"]).abs().max() < 2e-2
+    assert kernel.backward is not None
+    # Of the forward that is given, where one is read: not the kernel's own.
+    exact = fp64.forward(p)
+    out, lse = exact.out.bfloat16() + 0.25, exact.lse.float() - 0.5
+    want = fp64.backward(p) if kernel.arithmetic(p).keeps_probabilities else fp64.backward(p, out, lse)
+    for gradient, x in kernel.backward(p, out, lse).items():
+        size = getattr(want, gradient)
+        assert (x.double() - size).abs().max() < 2e-2 * size.abs().max(), gradient
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs jax, an extra")
+def test_pallas_takes_delta_in_the_inputs_format() -> None:
+    """A declaration with a delta in fp32 is refuted: golden/findings/013."""
+    kernel = load("jax.pallas.mha")
+    g = torch.Generator().manual_seed(0)
+    q, k, v, dout = (torch.randn(1, 2, 32, 32, generator=g).bfloat16() for _ in range(4))
+    p = Problem(q, k, v, dout=dout)
+    right = kernel.arithmetic(p)
+    margins = []
+    for declared in (right, replace(right, delta_format=None)):
+        judged = Judged(replace(kernel, arithmetic=lambda _, a=declared: a), p)  # type: ignore[misc]
+        margins.append(float(judged.measured_gradients["dQ"].worst.margin))
+    assert margins[0] <= 1 < margins[1]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs jax, an extra")

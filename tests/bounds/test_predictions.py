@@ -46,6 +46,7 @@ def test_measured_over_predicted(name, options):
 
 STORES = {
     "scaled dS alone": {"grad_score_format": FP32, "scaled_grad_score_format": BF16, "scale": 0.3},
+    "narrow delta": {"delta_format": BF16},
     "dS of a rounded P": {"grad_score_probability": "rounded"},
     "gradients of heads": {"group_grad_format": BF16, "heads": (8, 1)},
     "softmax first, P taken again": {"normalise": "before_product", "backward_probability": "recomputed"},

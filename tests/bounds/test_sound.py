@@ -54,6 +54,7 @@ VARIANTS = {
         "grad_score_format": ARITHMETICS["flash.fp32"].probability_format,
         "scaled_grad_score_format": BF16,
     },
+    "narrow delta": {"delta_format": BF16},
     "dS of a rounded P": {
         "grad_score_format": ARITHMETICS["flash.fp32"].probability_format,
         "scaled_grad_score_format": BF16,

@@ -75,6 +75,7 @@ CASES = {
     "B3": Case("dq", run=machine(bf16=COARSE), model=machine(bf16=EXACT)),
     "B4": Case("dk", run=replace(IEEE, tanh_error=2.0**-8), model=replace(IEEE, tanh_error=0.0),
                options={"softcap": 2.0}),
+    "B3, delta stored": Case("dq", replace(WIDE, delta_format=BF16), judge={"delta_format": None}),
     "B4, rounded P": Case("dq", replace(WIDE, probability_format=BF16, grad_score_format=FP32,
                                         grad_score_probability="rounded"),
                           judge={"grad_score_probability": "unrounded"}),

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
+from flashcheck.arithmetic import flash
 from flashcheck.bounds.copies import distinct_rows
 from flashcheck.checks import Judged, check_named
 from flashcheck.checks.bias import BiasTally
 from flashcheck.checks.record import Status
 from flashcheck.checks.rms import RmsTally
 from flashcheck.checks.score_tests import ScoreTally
+from flashcheck.formats import BF16, FP16, Format
 from flashcheck.inputs.spec import ProblemSpec
+from flashcheck.kernel import ForwardResult, Kernel
 from flashcheck.loading import load
 from flashcheck.mutants import MUTANTS, control
 from flashcheck.problem import Problem
@@ -117,3 +123,55 @@ def test_known_roundings_that_lean_one_way_are_no_bias(preset: str, seed: int) -
     )
     if (preset, seed) == ("flash.bf16", 0):
         assert abs(float(leaning.mean())) > 0.1  # what would have been taken for a bias
+
+
+@pytest.mark.parametrize("size", [0.3, 0.04, 0.02, 0.01])
+@pytest.mark.parametrize("fmt", [BF16, FP16], ids=lambda fmt: fmt.name)
+def test_roundings_that_no_declared_tiling_explains_are_no_bias(fmt: Format, size: float) -> None:
+    """The same lean where the tiling is not declared: which way P is rounded is not known then."""
+    judged = Judged(_undeclared(fmt), _small_scores(fmt, size, seed=0))
+    assert check_named("forward.bias").on(judged).status is not Status.FAIL
+
+
+def test_the_smallest_of_them_would_have_been_taken_for_a_bias() -> None:
+    tally = BiasTally()
+    for seed in range(6):
+        measured = Judged(_undeclared(BF16), _small_scores(BF16, 0.02, seed)).measured["O"]
+        tally.add(replace(measured, bound=replace(measured.bound, alike=None)))
+    assert tally.verdict("O").status is Status.FAIL
+
+
+def test_a_lean_of_the_kernel_shows_without_a_declared_tiling() -> None:
+    honest = _undeclared(BF16)
+
+    def truncating(problem: Problem) -> ForwardResult:
+        result = load("emulator.flash.fp32").forward(problem.replaced(**_wide(problem)))
+        return replace(result, out=(result.out.view(torch.int32) & -65536).view(torch.float32).bfloat16())
+
+    kernel = replace(honest, forward=truncating)
+    assert check_named("forward.bias").on(Judged(kernel, _small_scores(BF16, 1.0, seed=0))).failed
+
+
+def _wide(problem: Problem) -> dict[str, Any]:
+    return {name: getattr(problem, name).float() for name in ("q", "k", "v")}
+
+
+def _undeclared(fmt: Format) -> Kernel:
+    """An honest kernel that does not say how it tiles."""
+    kernel = load(f"emulator.flash.{fmt.name}")
+    return replace(kernel, arithmetic=lambda _: flash(fmt), backward=None)
+
+
+def _small_scores(fmt: Format, size: float, seed: int) -> Problem:
+    spec = ProblemSpec(
+        dtype=fmt.name,
+        num_heads=4,
+        num_kv_heads=4,
+        num_queries=33,
+        num_keys=64,
+        head_dim=32,
+        value_dim=32,
+        seed=seed,
+    )
+    problem = spec.build()
+    return problem.replaced(q=problem.q * size, k=problem.k * size)

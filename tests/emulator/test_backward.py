@@ -98,6 +98,7 @@ VARIANTS: dict[str, Arithmetic] = {
     "dS of a rounded P": flash(
         FP32, probability_format=BF16, grad_score_format=FP32, grad_score_probability="rounded"
     ),
+    "narrow delta": flash(FP32, delta_format=BF16),
     "kept probabilities": flash(FP32, backward_probability="kept"),
 }
 

@@ -5,6 +5,7 @@ assigned twice. A stand-in driver names the target, and a launch compiles withou
 """
 
 import sys
+from dataclasses import replace
 
 import torch
 import triton
@@ -18,9 +19,13 @@ from kernels.backward_dkdv import launch_dkdv
 from kernels.backward_dq import launch_dq
 from kernels.decode_kernel import launch_decode
 from kernels.forward_kernel import launch_forward
-from kernels.operands import Gradients
+from kernels.hopper.backward_dkdv import launch_hopper_dkdv
+from kernels.hopper.backward_dq import launch_hopper_dq
+from kernels.hopper.forward import launch_hopper_forward, launch_hopper_products
+from kernels.hopper.pipelined import launch_hopper_pipelined
+from kernels.operands import Gradients, Operands
 from kernels.options import parse_options
-from kernels.quantise import prepare
+from kernels.quantise import columns, prepare
 from kernels.score_path import output_dtype, parse_score_path, plain_path
 
 
@@ -55,6 +60,30 @@ def compile_all(dtype, head_dim, value_dim, heads, kv_heads, nq, nk, path=None, 
     launch_dkdv(tensors, operands, parsed, path)
     if parsed.bias is not None:
         launch_dbias(tensors, operands, options["bias"], parsed, path)
+
+
+def compile_hopper():
+    """Every kernel of kernels/hopper, packed too, and fp8; small tiles again, as far as wgmma has them."""
+    tile = tuning.Tile(64, 64, 4, 1)
+    for dtype, options in (
+        (torch.bfloat16, {}),
+        (torch.float16, {"causal": "bottom_right", "window": (9, 3)}),
+    ):
+        q, k = torch.empty(1, 4, 100, 64, dtype=dtype), torch.empty(1, 2, 80, 64, dtype=dtype)
+        row, ends = torch.empty(1, 4, 100), torch.tensor([0, 40, 80])
+        for packing in ({}, {"cu_seqlens_q": ends, "cu_seqlens_k": ends}):
+            parsed = parse_options(q[:, :, :80], k, **options, **packing)
+            launch_hopper_forward(q, k, k, parsed, tile)
+            launch_hopper_dq(q, q, k, k, row, row, parsed, tile)
+            launch_hopper_dkdv(q, q, k, k, row, row, parsed, tile)
+    parsed = parse_options(q, k, causal="top_left")
+    large = tuning.Tile(128, 64, 8, 2)
+    launch_hopper_pipelined(Operands(q, k, k), parsed, plain_path(torch.float16), large)
+    path = parse_score_path(torch.float16, "e4m3", None, None, False, True, False)
+    operands = prepare(q, k, k, parsed, path)
+    operands = replace(operands, v=columns(operands.v))
+    launch_hopper_products(operands, parsed, path, tile)
+    launch_hopper_pipelined(operands, parsed, path, large)
 
 
 def compile_decode(dtype, block_table=None, **options):
@@ -98,6 +127,7 @@ def main():
     compile_all(torch.float8_e5m2, 40, 20, 4, 2, 40, 40, causal="top_left")
     by_rows = {"score": "e4m3", "score_scales": "rows", "hadamard": True}
     compile_all(torch.bfloat16, 16, 16, 4, 2, 40, 40, by_rows, bias=bias, **everything)
+    compile_hopper()
     compile_decode(torch.bfloat16)
     paged = {"causal": "bottom_right", "window": (9, None), "softcap": 3.0, "sink": torch.zeros(4)}
     compile_decode(torch.float8_e4m3fn, torch.zeros(2, 1, dtype=torch.int32), scale=-1.0, **paged)

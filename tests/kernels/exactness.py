@@ -24,6 +24,7 @@ from kernels.forward_kernel import launch_forward
 from kernels.hopper.backward_dkdv import launch_hopper_dkdv
 from kernels.hopper.backward_dq import launch_hopper_dq
 from kernels.hopper.forward import launch_hopper_forward, launch_hopper_products
+from kernels.hopper.pipelined import launch_hopper_pipelined
 from kernels.operands import Gradients
 from kernels.options import parse_options
 from kernels.quantise import columns, prepare
@@ -174,8 +175,13 @@ def hopper_results(c, problem, operands, parsed, path, stored):
         lse, delta = (surrounded(x[..., None], "q")[..., 0].contiguous() for x in (lse, delta))
         parsed = replace(parsed, cu_q=ends["q"], cu_k=ends["k"], segments=3)
     given = (dout, q, k, v, lse, delta, parsed, c.tile)
-    if c.kernel == "hopper fp8":
+    if path.operand in FP8_NAMES:
         operands = replace(operands, v=columns(operands.v))
+    if c.kernel.startswith("hopper pipelined"):
+        persistent = c.kernel.endswith("persistent")
+        pair = launch_hopper_pipelined(operands, parsed, path, c.tile, None, persistent)
+        return dict(zip(("out", "lse"), pair, strict=True))
+    if c.kernel == "hopper fp8":
         return dict(zip(("out", "lse"), launch_hopper_products(operands, parsed, path, c.tile), strict=True))
     if c.kernel.endswith("dq"):
         return {"dq": launch_hopper_dq(*given)[:, :, inner["q"]]}
@@ -210,9 +216,11 @@ def configurations(arch="sm90"):
             tables.append((kernel, table.get((arch, gradient_bytes, kernel), {})))
         if path.operand in FP8_NAMES and arch == "sm90":
             tables.append(("hopper fp8", tuning.hopper_tables()["fp8"]))
+            tables.append(("hopper pipelined", tuning.hopper_tables()["pipelined fp8"]))
         elif score is None and dtype.itemsize == 2 and arch == "sm90":
             for kernel, packed in itertools.product(("forward", "dq", "dkdv"), ("", "packed ")):
                 tables += [(f"hopper {packed}{kernel}", tuning.hopper_tables()[f"{packed}{kernel}"])]
+            tables.append(("hopper pipelined", tuning.hopper_tables()["pipelined"]))
         for kernel, by_dim in tables:
             entries = by_dim if isinstance(by_dim, list) else by_dim.items()
             found += [Configuration(kernel, dtype, dim, tile, score) for dim, tile in entries]
@@ -227,16 +235,23 @@ def sweep_configurations():
     """Every candidate of the tuning sweep, in bf16 or e4m3: any of them may enter the tables."""
     found = []
     for (name, dim), tiles in all_candidates().items():
-        dtype = torch.float8_e4m3fn if name.startswith("fp8") else torch.bfloat16
-        kernel = {"packed": "hopper packed forward"}.get(name, f"hopper {name}")
+        dtype = torch.float8_e4m3fn if "fp8" in name else torch.bfloat16
+        kernel = {"packed": "hopper packed forward"}.get(
+            name, f"hopper {name.replace('-', ' ').replace('pipelined fp8', 'pipelined')}"
+        )
         found += [Configuration(kernel, dtype, dim, tile) for tile in tiles]
     return list(dict.fromkeys(found))
 
 
 def distinct_blocks(found):
-    """One configuration for each kernel and block size: warps and stages mean nothing in the interpreter."""
+    """One configuration for each kernel and block size: warps and stages mean nothing in the interpreter.
+
+    The kernel in Gluon does not run there.
+    """
     seen = {}
     for c in found:
+        if c.kernel.startswith("hopper pipelined"):
+            continue
         bare = replace(c, tile=Tile(c.tile.block_m, c.tile.block_n))
         seen.setdefault((c.kernel, bare.tile), bare)
     return list(seen.values())

@@ -6,18 +6,23 @@ it runs small, in the interpreter. Exits with 1 where anything is wrong.
 """
 
 import argparse
-import concurrent.futures
+import concurrent.futures.process
+import contextlib
 import datetime
 import json
 import multiprocessing
 import os
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import torch
 
+PARTS = ("casts", "precision", "repeats", "pipelined", "exactness")
+SECONDS = 90
+"""What one configuration may take, compilation included."""
 PROCESSES = 12
 """Most of the time goes into compiling, so that parts run side by side, each in a process of its own."""
 
@@ -29,7 +34,14 @@ def side_by_side(task, arguments, device):
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(PROCESSES, mp_context=context) as pool:
         running = [pool.submit(attempt, task, argument, device) for argument in arguments]
-        return [future.result() for future in running]
+        return [outcome(future) for future in running]
+
+
+def outcome(future):
+    try:
+        return future.result()
+    except concurrent.futures.process.BrokenProcessPool:
+        return "not finished: a kernel did not end, here or beside"
 
 
 def attempt(task, argument, device):
@@ -40,17 +52,34 @@ def attempt(task, argument, device):
         return f"{type(error).__name__}: {str(error)[:300]}"
 
 
+@contextlib.contextmanager
+def limited(seconds):
+    """A kernel that never ends ends this process, not the whole run."""
+    timer = threading.Timer(seconds, os._exit, (3,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def exact_one(configuration, device):
     from tests.kernels.exactness import faults
 
-    return faults(configuration, device)
+    with limited(SECONDS):
+        return faults(configuration, device)
 
 
-def exactness(device):
-    """Configuration -> what is not exact; a configuration that does not compile or run is wrong too."""
-    from tests.kernels.exactness import configurations, distinct_blocks
+def exactness(device, kernels="", sweep=False):
+    """Configuration -> what is not exact; a configuration that does not compile or run is wrong too.
 
-    found = configurations()
+    ``kernels``: only those whose name holds this; ``sweep``: the tuning sweep's candidates too.
+    """
+    from tests.kernels.exactness import configurations, distinct_blocks, sweep_configurations
+
+    found = dict.fromkeys([*configurations(), *(sweep_configurations() if sweep else [])])
+    found = [c for c in found if kernels in c.kernel]
     found = found if device.type == "cuda" else distinct_blocks(found)[:2]
     results = zip(found, side_by_side(exact_one, found, device), strict=True)
     return {"configurations": len(found), "wrong": {str(c): result for c, result in results if result}}
@@ -104,6 +133,22 @@ def casts(device):
     return {"numbers": stop, "differ": found}
 
 
+def pipelined_one(case, device):
+    from tests.kernels.pipelined_bits import differences
+
+    with limited(SECONDS):
+        return differences(case, device)
+
+
+def pipelined(device):
+    """Calls in which the forward in Gluon gives other bits than the one in Triton; nothing without a GPU."""
+    from tests.kernels.pipelined_bits import CASES
+
+    cases = CASES if device.type == "cuda" else []
+    results = zip(cases, side_by_side(pipelined_one, cases, device), strict=True)
+    return {"cases": len(cases), "wrong": {str(case): result for case, result in results if result}}
+
+
 def outliers_one(arguments, device):
     from tests.kernels.precision import outlier_rms
 
@@ -130,7 +175,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True, help="where the results go")
     parser.add_argument("--repeats", type=int, default=100, help="calls that must agree bit by bit")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; default all")
+    parser.add_argument("--kernels", default="", help="exactness: only kernels whose name holds this")
+    parser.add_argument("--sweep", action="store_true", help="exactness: candidates of the sweep too")
     arguments = parser.parse_args()
+    chosen = arguments.parts.split(",")
+    if not set(chosen) <= set(PARTS):
+        parser.error(f"--parts is {arguments.parts}; it must be of {', '.join(PARTS)}")
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
     import triton
@@ -148,9 +199,11 @@ def main():
         "casts": lambda: casts(device),
         "precision": lambda: precision(device),
         "repeats": lambda: repeats(device, count),
-        "exactness": lambda: exactness(device),
+        "pipelined": lambda: pipelined(device),
+        "exactness": lambda: exactness(device, arguments.kernels, arguments.sweep),
     }
-    for name, part in parts.items():
+    for name in chosen:
+        part = parts[name]
         started = time.perf_counter()
         try:
             report[name] = part()
@@ -164,14 +217,16 @@ def main():
 
 def good(report):
     """Nothing failed, nothing differs, nothing is less precise than published."""
-    parts = [report[name] for name in ("casts", "precision", "repeats", "exactness")]
-    if any("failed" in part for part in parts):
+    parts = {name: report[name] for name in PARTS if name in report}
+    if any("failed" in part for part in parts.values()):
         return False
-    rows = report["precision"]["rows"]
+    rows = parts.get("precision", {}).get("rows", [])
     ran = all(isinstance(row["rms"], float) for row in rows)
     precise = ran and all(row["published"] is None or row["rms"] <= row["published"] for row in rows)
-    same = not any(report["casts"]["differ"].values()) and not report["repeats"]["differ"]
-    return precise and same and not report["exactness"]["wrong"]
+    same = not any(parts.get("casts", {}).get("differ", {}).values())
+    same = same and not parts.get("repeats", {}).get("differ")
+    exact = not any(parts.get(name, {}).get("wrong") for name in ("pipelined", "exactness"))
+    return precise and same and exact
 
 
 def write(path, report):

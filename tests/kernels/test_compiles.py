@@ -19,6 +19,7 @@ def test_every_kernel_compiles_for_hopper(tmp_path):
     run = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout.split() == [
+        "_columns_kernel",
         "_convert_kernel",
         "_dbias_kernel",
         "_decode_kernel",
@@ -26,6 +27,10 @@ def test_every_kernel_compiles_for_hopper(tmp_path):
         "_dkdv_kernel",
         "_dq_kernel",
         "_forward_kernel",
+        "_hopper_dkdv_kernel",
+        "_hopper_dq_kernel",
+        "_hopper_forward_kernel",
+        "_hopper_pipelined_kernel",
         "_maximum_kernel",
         "_merge_kernel",
     ]

@@ -32,6 +32,20 @@ def test_hopper_and_portable_tiles_hold_the_same_keys(d, keys, monkeypatch):
     portable = tuning.forward_tile("cuda", 2, d, d, 1000, keys, simple=True)
     for banded in (False, True):
         assert tuning.hopper_tile("forward", "cuda", d, banded, 1000, keys).block_n == portable.block_n
+        pipelined = tuning.pipelined_tile(2, d, keys, banded)
+        assert pipelined is None or pipelined[0].block_n == portable.block_n
+    packed = tuning.hopper_tile("forward", "cuda", d, True, 1000, keys, packed=True)
+    assert packed.block_n == tuning.forward_tile("cuda", 2, d, d, 1000, keys).block_n
+
+
+@pytest.mark.parametrize("d", [d for d in range(1, 257) if tuning.padded(d) in tuning.HOPPER_HEAD_DIMS])
+def test_hopper_and_portable_fp8_tiles_hold_the_same_keys(d, monkeypatch):
+    monkeypatch.setattr(tuning, "architecture", lambda _: "sm90")
+    hopper = tuning.hopper_tile("fp8", "cuda", d, False, 1000, 1000)
+    portable = tuning.forward_tile("cuda", 1, d, d, 1000, 1000)
+    pipelined = tuning.pipelined_tile(1, d, 1000, False)
+    assert hopper.block_n == portable.block_n
+    assert pipelined is None or pipelined[0].block_n == portable.block_n
 
 
 def test_small_head_dims_keep_off_wgmma(monkeypatch):

@@ -1,0 +1,443 @@
+"""The forward pass with its warps in roles: one loads, two groups compute, each with two products in flight.
+
+Triton's own pipeline waits for every product before the softmax. Here, in Gluon, the product with the last
+values runs beside the softmax of the next scores, and while one group exponentiates the other multiplies
+(flash attention 3, Shah et al. 2024, arXiv 2407.08608, section 3.2). Only for Hopper, and not in the
+interpreter, where Gluon has no meaning: `kernels.hopper.forward` computes the same, with the same rounding
+points in the same order, bit by bit where tiles hold as many keys.
+
+Keys and values go through rings of STAGES tiles. A tile's "full" barrier opens when it has arrived, its
+"empty" barrier when all groups have read it. Each group's queries have such a pair too: a program may work on
+several tiles of queries, one after the other.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from kernels.hopper.calls import section_heads
+from kernels.launch import device_of
+from kernels.operands import Operands
+from kernels.options import Options
+from kernels.score_path import FP8, ScorePath
+from kernels.tuning import Tile, padded
+
+# Named async_load from Triton 3.7 on, and only so from 3.9 on.
+_copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+_GROUP_ROWS = gl.constexpr(64)
+_LN2 = gl.constexpr(0.6931471805599453)
+_ELEMENT = {
+    torch.float16: gl.float16,
+    torch.bfloat16: gl.bfloat16,
+    torch.float8_e4m3fn: gl.float8e4nv,
+    torch.float8_e5m2: gl.float8e5,
+}
+
+
+@gluon.jit
+def _work(i_work, n_tiles, n_rows, section, n_heads, n_queries, n_keys, right, SIZES: gl.constexpr):
+    """`kernels.hopper.order.work_item`, and how far the keys of that tile of queries reach.
+
+    Returns:
+        batch, head, first query; tiles of keys to visit (one at least), and how many of them, the first ones,
+        need no mask.
+    """
+    BLOCK_M: gl.constexpr = SIZES[0]
+    BLOCK_N: gl.constexpr = SIZES[1]
+    HAS_RIGHT: gl.constexpr = SIZES[2]
+    BOTTOM_RIGHT: gl.constexpr = SIZES[3]
+    i_section = i_work // (section * n_tiles)
+    heads_here = gl.minimum(section, n_rows - i_section * section)
+    i_local = i_work - i_section * section * n_tiles
+    i_bh = i_section * section + i_local % heads_here
+    i_m = (n_tiles - 1 - i_local // heads_here) * BLOCK_M
+    stop = n_keys
+    full = n_keys
+    if HAS_RIGHT:
+        shift = n_keys - n_queries if BOTTOM_RIGHT else 0 * n_keys
+        stop = gl.minimum(stop, gl.minimum(i_m + BLOCK_M, n_queries) + shift + right)
+        full = gl.minimum(full, i_m + shift + right + 1)
+    n_visited = gl.maximum((stop + BLOCK_N - 1) // BLOCK_N, 1)
+    return i_bh // n_heads, i_bh % n_heads, i_m, n_visited, gl.maximum(full, 0) // BLOCK_N
+
+
+@gluon.jit
+def _load(
+    descriptors, rings, sizes, lengths, group,
+    SIZES: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, FP8: gl.constexpr,
+):  # fmt: skip
+    """Role of one warp: queries, keys and values into shared memory, as far ahead as the rings allow."""
+    d_q, d_k, d_v = descriptors
+    q_ring, k_ring, v_ring, q_full, q_empty, k_full, k_empty, v_full, v_empty = rings
+    n_work, n_tiles, n_rows, section, n_heads = sizes
+    n_queries, n_keys, right = lengths
+    BLOCK_N: gl.constexpr = SIZES[1]
+    done = 0
+    i_round = 0
+    for i_work in range(gl.program_id(0), n_work, gl.num_programs(0)):
+        i_b, i_h, i_m, n_visited, _ = _work(
+            i_work, n_tiles, n_rows, section, n_heads, n_queries, n_keys, right, SIZES
+        )
+        i_hk = i_h // group
+        for i_g in gl.static_range(GROUPS):
+            mbarrier.wait(q_empty.index(i_g), (i_round & 1) ^ 1)
+            mbarrier.expect(q_full.index(i_g), d_q.block_type.nbytes)
+            _copy_tile(d_q, [i_b, i_h, i_m + i_g * _GROUP_ROWS, 0], q_full.index(i_g), q_ring.index(i_g))
+        for i in range(n_visited):
+            slot = (done + i) % STAGES
+            phase = ((done + i) // STAGES) & 1
+            row = i * BLOCK_N
+            mbarrier.wait(k_empty.index(slot), phase ^ 1)
+            mbarrier.expect(k_full.index(slot), d_k.block_type.nbytes)
+            _copy_tile(d_k, [i_b, i_hk, row, 0], k_full.index(slot), k_ring.index(slot))
+            mbarrier.wait(v_empty.index(slot), phase ^ 1)
+            mbarrier.expect(v_full.index(slot), d_v.block_type.nbytes)
+            place = [i_b, i_hk, 0, row] if FP8 else [i_b, i_hk, row, 0]
+            _copy_tile(d_v, place, v_full.index(slot), v_ring.index(slot))
+        done += n_visited
+        i_round += 1  # noqa: SIM113
+
+
+@gluon.jit
+def _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST: gl.constexpr):
+    """`kernels.softmax.online_softmax_step` for a positive factor."""
+    top = gl.max(s, 1)
+    if SUBTRACT_FIRST:
+        m_new = gl.maximum(m_i, top)
+        m_base = gl.where(m_new == float("-inf"), 0.0, m_new)
+        p = gl.exp2((s - m_base[:, None]) * sigma)
+        alpha = gl.exp2((m_i - m_base) * sigma)
+    else:
+        m_new = gl.maximum(m_i, top * sigma)
+        m_base = gl.where(m_new == float("-inf"), 0.0, m_new)
+        p = gl.exp2(gl.fma(s, sigma, -m_base[:, None]))
+        alpha = gl.exp2(m_i - m_base)
+    return p, alpha, m_new, l_i * alpha + gl.sum(p, 1)
+
+
+@gluon.jit
+def _last_seen(o_m, n_queries, n_keys, right, SIZES: gl.constexpr):
+    """The last key that each query sees; -1 past the queries' end."""
+    last = gl.where(o_m < n_queries, n_keys - 1, -1)
+    if SIZES[2]:
+        shift = n_keys - n_queries if SIZES[3] else 0 * n_keys
+        last = gl.minimum(last, o_m + shift + right)
+    return last
+
+
+@gluon.jit
+def _head_sigma(sigma, factors, i_b, i_h, n_heads, group, SCALED: gl.constexpr):
+    """`kernels.tiles.head_factors` for a positive factor; the index of the head's keys among all."""
+    i_kv = i_b * (n_heads // group) + i_h // group
+    if SCALED:
+        q_factor = gl.load(factors[0] + i_b * n_heads + i_h)
+        k_factor = gl.load(factors[1] + i_kv)
+        sigma = sigma * gl.maximum(q_factor, k_factor) * gl.minimum(q_factor, k_factor)
+        sigma = gl.maximum(sigma, 1.1754943508222875e-38)
+    return sigma, i_kv
+
+
+@gluon.jit
+def _weights(p, dtype: gl.constexpr, layout: gl.constexpr, P_SCALE: gl.constexpr):
+    """Probabilities as the first operand; the conversion to fp8 rounds to nearest even and saturates."""
+    if P_SCALE != 1.0:
+        p = p * P_SCALE
+    return gl.convert_layout(p.to(dtype), layout)
+
+
+@gluon.jit
+def _compute(
+    rings, outputs, factors, sizes, lengths, group, given_sigma,
+    I_GROUP: gl.constexpr, SIZES: gl.constexpr, D: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
+    PATH: gl.constexpr,
+):  # fmt: skip
+    """Role of a group of four warps: 64 queries of each tile."""
+    q_ring, k_ring, v_ring, q_full, q_empty, k_full, k_empty, v_full, v_empty = rings
+    p_o, s_ob, s_oh, s_om, p_lse = outputs
+    n_work, n_tiles, n_rows, section, n_heads = sizes
+    n_queries, n_keys, right = lengths
+    BLOCK_N: gl.constexpr = SIZES[1]
+    ROWS: gl.constexpr = _GROUP_ROWS
+    SUBTRACT_FIRST: gl.constexpr = PATH[0]
+    P_SCALE: gl.constexpr = PATH[1]
+    PROMOTE: gl.constexpr = PATH[2]
+    SCALED: gl.constexpr = PATH[3]
+    dtype: gl.constexpr = k_ring.dtype
+    FP8: gl.constexpr = dtype.primitive_bitwidth == 8
+    DEPTH: gl.constexpr = 256 // dtype.primitive_bitwidth
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, DEPTH])
+    of_output: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, DEPTH])
+    of_operand: gl.constexpr = gl.DotOperandLayout(0, of_output, 32 // dtype.primitive_bitwidth)
+    of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
+    of_output_rows: gl.constexpr = gl.SliceLayout(1, of_output)
+    o_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, of_scores))[None, :]
+    o_d = gl.arange(0, BLOCK_D, gl.SliceLayout(0, of_output))[None, :]
+    nothing = gl.zeros([ROWS, BLOCK_N], gl.float32, of_scores)
+    nothing_yet = gl.zeros([ROWS, BLOCK_D], gl.float32, of_output)
+    done = 0
+    i_round = 0
+    for i_work in range(gl.program_id(0), n_work, gl.num_programs(0)):
+        i_b, i_h, i_m, n_visited, n_full = _work(
+            i_work, n_tiles, n_rows, section, n_heads, n_queries, n_keys, right, SIZES
+        )
+        sigma, i_kv = _head_sigma(given_sigma, factors, i_b, i_h, n_heads, group, SCALED)
+        i_m += I_GROUP * ROWS
+        o_m = i_m + gl.arange(0, ROWS, of_rows)
+        last = _last_seen(o_m, n_queries, n_keys, right, SIZES)[:, None]
+        acc = gl.zeros([ROWS, BLOCK_D], gl.float32, of_output)
+        m_i = gl.full([ROWS], float("-inf"), gl.float32, of_rows)
+        l_i = gl.zeros([ROWS], gl.float32, of_rows)
+        mbarrier.wait(q_full.index(I_GROUP), i_round & 1)
+        b_q = q_ring.index(I_GROUP).reshape([ROWS, BLOCK_D])
+
+        slot = done % STAGES
+        mbarrier.wait(k_full.index(slot), (done // STAGES) & 1)
+        b_k = k_ring.index(slot).reshape([BLOCK_N, BLOCK_D]).permute((1, 0))
+        s = warpgroup_mma(b_q, b_k, nothing, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, deps=(s,))
+        mbarrier.arrive(k_empty.index(slot))
+        if FP8:
+            # Weights of 8 bits do not go round the loop, where they would be unpacked and packed again; nor
+            # does a product, or the assembler waits for each of its instructions. A turn is softmax, product
+            # with the values, and the next scores, beside which the product is collected.
+            n_before = n_visited - 1
+            n_plain = gl.minimum(n_full, n_before)
+            for i_part in gl.static_range(2):
+                part_start = 0 if i_part == 0 else n_plain
+                part_stop = n_plain if i_part == 0 else n_before
+                for i in range(part_start, part_stop):
+                    if i_part == 1:
+                        s = gl.where(i * BLOCK_N + o_n <= last, s, float("-inf"))
+                    p, alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST)
+                    b_p = _weights(p, dtype, of_operand, P_SCALE)
+                    slot = (done + i) % STAGES
+                    after = (done + i + 1) % STAGES
+                    mbarrier.wait(v_full.index(slot), ((done + i) // STAGES) & 1)
+                    b_v = v_ring.index(slot).reshape([BLOCK_D, BLOCK_N]).permute((1, 0))
+                    factor = gl.convert_layout(alpha, of_output_rows)[:, None]
+                    base = nothing_yet if PROMOTE else acc * factor
+                    product = warpgroup_mma(b_p, b_v, base, use_acc=not PROMOTE, is_async=True)
+                    mbarrier.wait(k_full.index(after), ((done + i + 1) // STAGES) & 1)
+                    b_k = k_ring.index(after).reshape([BLOCK_N, BLOCK_D]).permute((1, 0))
+                    scores = warpgroup_mma(b_q, b_k, nothing, use_acc=False, is_async=True)
+                    b_pv = warpgroup_mma_wait(1, deps=(product,))
+                    mbarrier.arrive(v_empty.index(slot))
+                    # A tile's sum starts from zero in the matrix unit; fp32 adds it to the rest.
+                    acc = gl.fma(acc, factor, b_pv) if PROMOTE else b_pv
+                    s = warpgroup_mma_wait(0, deps=(scores,))
+                    mbarrier.arrive(k_empty.index(after))
+            mbarrier.arrive(q_empty.index(I_GROUP))
+            slot = (done + n_before) % STAGES
+            s = gl.where(n_before * BLOCK_N + o_n <= last, s, float("-inf"))
+            p, alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST)
+            b_p = _weights(p, dtype, of_operand, P_SCALE)
+            mbarrier.wait(v_full.index(slot), ((done + n_before) // STAGES) & 1)
+            b_v = v_ring.index(slot).reshape([BLOCK_D, BLOCK_N]).permute((1, 0))
+            factor = gl.convert_layout(alpha, of_output_rows)[:, None]
+            base = nothing_yet if PROMOTE else acc * factor
+            product = warpgroup_mma(b_p, b_v, base, use_acc=not PROMOTE, is_async=True)
+            b_pv = warpgroup_mma_wait(0, deps=(product,))
+            mbarrier.arrive(v_empty.index(slot))
+            acc = gl.fma(acc, factor, b_pv) if PROMOTE else b_pv
+        else:
+            if n_full == 0:
+                s = gl.where(o_n <= last, s, float("-inf"))
+            p, alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST)
+            b_p = _weights(p, dtype, of_operand, P_SCALE)
+            # Tiles that all rows see, and the others. A turn starts the scores of its keys and the product
+            # with the values of the keys before; the softmax runs beside the latter.
+            for i_part in gl.static_range(2):
+                part_start = 1 if i_part == 0 else gl.maximum(n_full, 1)
+                part_stop = n_full if i_part == 0 else n_visited
+                for i in range(part_start, part_stop):
+                    slot = (done + i) % STAGES
+                    before = (done + i - 1) % STAGES
+                    mbarrier.wait(k_full.index(slot), ((done + i) // STAGES) & 1)
+                    b_k = k_ring.index(slot).reshape([BLOCK_N, BLOCK_D]).permute((1, 0))
+                    scores = warpgroup_mma(b_q, b_k, nothing, use_acc=False, is_async=True)
+                    mbarrier.wait(v_full.index(before), ((done + i - 1) // STAGES) & 1)
+                    b_v = v_ring.index(before).reshape([BLOCK_N, BLOCK_D])
+                    product = warpgroup_mma(b_p, b_v, acc, is_async=True)
+                    s = warpgroup_mma_wait(1, deps=(scores,))
+                    mbarrier.arrive(k_empty.index(slot))
+                    if i_part == 1:
+                        s = gl.where(i * BLOCK_N + o_n <= last, s, float("-inf"))
+                    p, alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST)
+                    b_next = _weights(p, dtype, of_operand, P_SCALE)
+                    # The weights are named so that their registers stay as they are until they were read.
+                    acc, b_p = warpgroup_mma_wait(0, deps=(product, b_p))
+                    mbarrier.arrive(v_empty.index(before))
+                    acc = acc * gl.convert_layout(alpha, of_output_rows)[:, None]
+                    b_p = b_next
+            mbarrier.arrive(q_empty.index(I_GROUP))
+            slot = (done + n_visited - 1) % STAGES
+            mbarrier.wait(v_full.index(slot), ((done + n_visited - 1) // STAGES) & 1)
+            b_v = v_ring.index(slot).reshape([BLOCK_N, BLOCK_D])
+            product = warpgroup_mma(b_p, b_v, acc, is_async=True)
+            acc, b_p = warpgroup_mma_wait(0, deps=(product, b_p))
+            mbarrier.arrive(v_empty.index(slot))
+        done += n_visited
+        i_round += 1  # noqa: SIM113
+
+        # The mask says whether a row is empty, not m_i: see the portable kernel.
+        reach = o_m * 0 + n_keys - 1
+        if SIZES[2]:
+            shift = n_keys - n_queries if SIZES[3] else 0 * n_keys
+            reach = gl.minimum(reach, o_m + shift + right)
+        m_any = reach >= 0
+        top = m_i * sigma if SUBTRACT_FIRST else m_i
+        lse = gl.where(m_any, (top + gl.log2(l_i)) * _LN2, float("-inf"))
+        gl.store(p_lse + (i_b * n_heads + i_h).to(gl.int64) * n_queries + o_m, lse, mask=o_m < n_queries)
+        m_any = gl.convert_layout(m_any, of_output_rows)[:, None]
+        b_o = acc / gl.convert_layout(l_i, of_output_rows)[:, None]
+        if P_SCALE != 1.0:
+            b_o = b_o * (1.0 / P_SCALE)
+        if SCALED:
+            b_o = b_o * gl.load(factors[2] + i_kv)
+        b_o = gl.where(m_any, b_o, 0.0)
+        o_row = gl.arange(0, ROWS, of_output_rows)[:, None]
+        p_tile = p_o + i_b.to(gl.int64) * s_ob + i_h.to(gl.int64) * s_oh + i_m.to(gl.int64) * s_om
+        m_write = (i_m + o_row < n_queries) & (o_d < D)
+        gl.store(p_tile + o_row * s_om + o_d, b_o.to(p_o.dtype.element_ty), mask=m_write)
+
+
+@gluon.jit(do_not_specialize=["n_work", "n_tiles", "n_rows", "section", "n_queries", "n_keys", "right"])
+def _hopper_pipelined_kernel(
+    d_q, d_k, d_v, p_o, s_ob, s_oh, s_om, p_lse, p_qf, p_kf, p_vf,
+    n_work, n_tiles, n_rows, section, n_heads, group, n_queries, n_keys, sigma, right,
+    D: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
+    HAS_RIGHT: gl.constexpr, BOTTOM_RIGHT: gl.constexpr, SUBTRACT_FIRST: gl.constexpr, P_SCALE: gl.constexpr,
+    PROMOTE: gl.constexpr, SCALED: gl.constexpr,
+):  # fmt: skip
+    FP8: gl.constexpr = d_v.dtype.primitive_bitwidth == 8
+    PATH: gl.constexpr = (SUBTRACT_FIRST, P_SCALE, PROMOTE, SCALED)
+    SIZES: gl.constexpr = (GROUPS * _GROUP_ROWS, BLOCK_N, HAS_RIGHT, BOTTOM_RIGHT)
+    q_ring = gl.allocate_shared_memory(d_q.dtype, [GROUPS, 1, 1, _GROUP_ROWS, BLOCK_D], d_q.layout)
+    k_ring = gl.allocate_shared_memory(d_k.dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D], d_k.layout)
+    rows: gl.constexpr = BLOCK_D if FP8 else BLOCK_N
+    columns: gl.constexpr = BLOCK_N if FP8 else BLOCK_D
+    v_ring = gl.allocate_shared_memory(d_v.dtype, [STAGES, 1, 1, rows, columns], d_v.layout)
+    q_full = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(GROUPS):
+        mbarrier.init(q_full.index(i), 1)
+        mbarrier.init(q_empty.index(i), 1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(i), 1)
+        mbarrier.init(v_full.index(i), 1)
+        mbarrier.init(k_empty.index(i), GROUPS)
+        mbarrier.init(v_empty.index(i), GROUPS)
+    rings = (q_ring, k_ring, v_ring, q_full, q_empty, k_full, k_empty, v_full, v_empty)
+    sizes = (n_work, n_tiles, n_rows, section, n_heads)
+    outputs = (p_o, s_ob, s_oh, s_om, p_lse)
+    lengths = (n_queries, n_keys, right)
+    factors = (p_qf, p_kf, p_vf)
+    gl.warp_specialize(
+        [
+            (
+                _compute,
+                (rings, outputs, factors, sizes, lengths, group, sigma, 0, SIZES, D, BLOCK_D, STAGES, PATH),
+            ),
+            (
+                _compute,
+                (rings, outputs, factors, sizes, lengths, group, sigma, 1, SIZES, D, BLOCK_D, STAGES, PATH),
+            ),
+            (_load, ((d_q, d_k, d_v), rings, sizes, lengths, group, SIZES, GROUPS, STAGES, FP8)),
+        ],
+        [4, 1],
+        [240, 24],
+    )
+
+
+def pipelined_possible(options: Options) -> bool:
+    """Whether the kernel covers a call that `kernels.hopper.calls.possible` accepts."""
+    return options.left is None and options.sigma > 0 and options.cu_q is None
+
+
+def _descriptor(x: Tensor, rows: int, columns: int | None = None) -> TensorDescriptor:
+    block = [1, 1, rows, columns or padded(x.shape[3])]
+    layout = gl.NVMMASharedLayout.get_default_for(block, _ELEMENT[x.dtype])
+    strides = [s if n > 1 else 256 for n, s in zip(x.shape[:3], x.stride()[:3], strict=True)]
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], block, layout)
+
+
+def launch_hopper_pipelined(
+    operands: Operands,
+    options: Options,
+    path: ScorePath,
+    tile: Tile,
+    section: int | None = None,
+    persistent: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """O and the natural log-sum-exp of a call that `pipelined_possible` accepts, beside `possible`.
+
+    Operands are 16-bit, or fp8 with v's keys contiguous (`kernels.hopper.calls.fp8_possible`).
+
+    Args:
+        tile: ``block_m`` is 128, ``num_warps`` 8 (those that compute), ``num_stages`` the tiles of a ring.
+        section: heads that run side by side (`kernels.hopper.order`).
+        persistent: one program a multiprocessor, which takes several tiles in turn.
+    """
+    q, k, v = operands.q, operands.k, operands.v
+    batch, heads, num_queries, head_dim = q.shape
+    out = torch.empty(q.shape, dtype=path.output, device=q.device)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    group = heads // k.shape[1]
+    if section is None:
+        banded = options.right is not None
+        section = section_heads(k, group, batch * heads) if banded else group
+    num_tiles = triton.cdiv(num_queries, tile.block_m)
+    work = num_tiles * batch * heads
+    programs = work
+    if persistent and q.device.type == "cuda":
+        programs = min(work, torch.cuda.get_device_properties(q.device).multi_processor_count)
+    rows, fp8 = tile.block_m // 2, path.operand in FP8
+    factors = (operands.q_factor, operands.k_factor, operands.v_factor)
+    with device_of(q):
+        _hopper_pipelined_kernel[(programs,)](
+            _descriptor(q, rows),
+            _descriptor(k, tile.block_n),
+            _descriptor(v.mT, padded(head_dim), tile.block_n) if fp8 else _descriptor(v, tile.block_n),
+            out,
+            *out.stride()[:3],
+            lse,
+            *factors,
+            work,
+            num_tiles,
+            batch * heads,
+            section,
+            heads,
+            group,
+            num_queries,
+            k.shape[2],
+            options.sigma,
+            options.right or 0,
+            D=head_dim,
+            BLOCK_D=padded(head_dim),
+            BLOCK_N=tile.block_n,
+            GROUPS=2,
+            STAGES=tile.num_stages,
+            HAS_RIGHT=options.right is not None,
+            BOTTOM_RIGHT=options.bottom_right,
+            SUBTRACT_FIRST=path.subtract_first,
+            P_SCALE=path.probability_scale,
+            PROMOTE=path.promote,
+            SCALED=path.scales_mode == 1,
+            num_warps=4,
+        )
+    return out, lse
