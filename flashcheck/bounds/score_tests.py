@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds import rms
+from flashcheck.bounds.accumulation import accumulation_bias
 from flashcheck.bounds.copies import distinct_rows
 from flashcheck.bounds.numbers import UNIT
 from flashcheck.bounds.rows import softmax_rows
@@ -178,7 +179,7 @@ def _sums(
     coherent = rows.hide(_coherent(weights, arithmetic, machine))
     allowance = float((rows.p * coherent * centred.abs()).sum())
     unit = machine.accumulator(arithmetic.product_format or arithmetic.probability_format)
-    drift = rms.accumulation_bias(unit, rows.num_keys, rows.out)
+    drift = accumulation_bias(unit, rows.num_keys, rows.out)
     allowance += abs(float((weighting * drift).sum()))
     return ScoreSums(
         projection=float((weighting * torch.where(used, error, 0.0)).sum()),
