@@ -44,6 +44,7 @@ class Capabilities:
         empty_rows: rows that see no key follow the contract.
         cross_lengths: Nq may differ from Nk.
         length_multiple: which divides Nq and Nk.
+        fewest_keys: the smallest Nk that is not 0.
         zero_length: Nk and Nq may be 0.
         any_strides: q, k, v may be any view.
         isolates_nonfinite: NaN and inf in visible data reach the rows that see them and no other.
@@ -70,6 +71,7 @@ class Capabilities:
     empty_rows: bool = False
     cross_lengths: bool = True
     length_multiple: int = 1
+    fewest_keys: int = 1
     zero_length: bool = False
     any_strides: bool = True
     isolates_nonfinite: bool = True
@@ -98,8 +100,9 @@ class Capabilities:
         low, high = self.head_dim
         if not 1 <= low <= high:
             raise ArgumentError("capabilities head_dim", self.head_dim, "1 <= smallest <= largest")
-        if self.length_multiple < 1:
-            raise ArgumentError("capabilities length_multiple", self.length_multiple, "a positive integer")
+        for name in ("length_multiple", "fewest_keys"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(f"capabilities {name}", getattr(self, name), "a positive integer")
 
     def whole(self, length: int) -> int:
         """The next length that the kernel takes."""
@@ -126,6 +129,8 @@ class Capabilities:
         for length in (problem.num_queries, problem.num_keys):
             if length % self.length_multiple:
                 return f"a length of {length} is not declared"
+        if 0 < problem.num_keys < self.fewest_keys:
+            return f"Nk = {problem.num_keys} is not declared"
         if 0 in (problem.num_queries, problem.num_keys) and not self.zero_length:
             return "zero queries or keys are not declared"
         if problem.effective_scale <= 0 and not self.nonpositive_scale:

@@ -22,7 +22,7 @@ from kernels.options import Options
 from kernels.rounding import to_operand
 from kernels.score_path import ScorePath
 from kernels.scores import LOG2E
-from kernels.softmax import maximum_in_log2, online_softmax_step, softmax_start
+from kernels.softmax import maximum_in_log2, online_softmax_step, relative_weight, softmax_start
 from kernels.tiles import head_factors, pairs_from, rows_from, slope_of, tile_of, tile_scores
 from kernels.tuning import Tile, forward_tile
 
@@ -225,9 +225,9 @@ def _forward_kernel(
         sink = tl.load(p_sink + i_h)
         m_new = tl.maximum(m_i, sink * LOG2E)
         m_base = tl.where(m_new == float("-inf"), 0.0, m_new)
-        b_alpha = tl.exp2(m_i - m_base)
+        b_alpha = relative_weight(m_i, m_base)
         b_acc = b_acc * b_alpha[:, None]
-        l_i = l_i * b_alpha + tl.exp2(sink * LOG2E - m_base)
+        l_i = l_i * b_alpha + relative_weight(sink * LOG2E, m_base)
         m_i = m_new
     b_lse = tl.where(m_any, (m_i + tl.log2(l_i)) * LN2, sink)
     b_o = b_acc / l_i[:, None]

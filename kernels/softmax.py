@@ -56,3 +56,13 @@ def online_softmax_step(b_s, sigma, m_i, l_i, NEGATIVE: tl.constexpr, SUBTRACT_F
 def maximum_in_log2(m_i, sigma, SUBTRACT_FIRST: tl.constexpr):
     """The running maximum as a logit in log2 units."""
     return m_i * sigma if SUBTRACT_FIRST else m_i
+
+
+@triton.jit
+def relative_weight(x, base):
+    """2^(x - base) for x <= base, in log2 units: exactly 1 where x is the base.
+
+    The difference alone is not 0 there where x is a product: a compiler fuses a product into the subtraction,
+    and what is left is the rounding error of the base, 2^-24 of it. Past 2^31 that is a weight of 0 or inf.
+    """
+    return tl.where(x == base, 1.0, tl.exp2(x - base))

@@ -121,7 +121,9 @@ _BACKWARD_TWO_COPIES: dict[tuple[str, int, str], dict[int, Tile]] = {
 }
 # The portable forward of calls that the kernels of kernels/hopper would take with 128 keys a tile, if their
 # tensors lay right: as many here, so that what is declared of a call does not depend on addresses.
-_FORWARD_SIMPLE: dict[tuple[str, int], dict[int, Tile]] = {("sm90", 2): {64: Tile(64, 128, 4, 2)}}
+_FORWARD_SIMPLE: dict[tuple[str, int], dict[int, Tile]] = {
+    ("sm90", 2): {64: Tile(64, 128, 4, 2), 128: Tile(128, 128, 8, 2)}
+}
 # The forward of kernels/hopper, 16-bit: padded head dim -> (keys from which on it is used, tile), most keys
 # first. By keys alone, so that it can be declared: whether a window hides anything is known only at a call.
 # The fastest of `kernels.bench.sweep` on an H200 at 1k, 4k and 16k keys. 256 is not yet swept.

@@ -39,6 +39,8 @@ def gradients_given(
     asked: set[str] = set()
 
     def unpack(saved: Any) -> Any:
+        if any(saved.data_ptr() == x.data_ptr() for x in leaves.values()):
+            return saved
         for name, own, given in returned:
             unit = lse_unit if name == "LSE" else 1.0
             if _holds(saved, own, unit):
@@ -58,12 +60,16 @@ def gradients_given(
 
 
 def _holds(saved: Tensor, own: Tensor, unit: float) -> bool:
-    """``saved`` is the result ``own``, or, in another unit, a tensor of the same values but for their
-    rounding: the library converted them on the way out."""
-    if unit == 1.0:
-        return saved.data_ptr() == own.data_ptr() and saved.dtype == own.dtype
-    if saved.shape != own.shape or saved.dtype != own.dtype:
+    """``saved`` is the result ``own`` or a copy of it; in another unit, a tensor of the same values but for
+    their rounding: the library converted them on the way out."""
+    if saved.dtype != own.dtype:
         return False
+    if unit == 1.0 and saved.data_ptr() == own.data_ptr():
+        return True
+    if saved.shape != own.shape:
+        return False
+    if unit == 1.0:
+        return torch.equal(saved, own)
     return torch.allclose(saved, own / unit, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from flashcheck.problem import Problem
 
 _LONGEST_DECODED = 128
-_WIDEST_TUNED = 128
+_FURTHEST = 2**31 - 1
 
 
 def attend(
@@ -39,10 +39,11 @@ def attend(
 def kernel_options(p: Problem) -> dict[str, Any]:
     """What torch 2.11 needs to be told to compile at all; it raises otherwise and says so itself."""
     options: dict[str, Any] = {}
-    if _too_many_rows(p):
+    if _too_many_rows(p) or _reaches_far(p):
         options["FORCE_USE_FLEX_ATTENTION"] = True
-    if p.value_dim > max(p.head_dim, _WIDEST_TUNED):
-        # Tiles are chosen by q's head dim alone: v's needs more shared memory than a Hopper GPU has.
+    # Tiles are chosen by q's head dim alone; a wider v, and what the mods load for each pair, can then need
+    # more shared memory than a Hopper GPU has.
+    if p.value_dim > p.head_dim or p.mask is not None or p.bias is not None:
         options |= {"fwd_num_stages": 1, "bwd_num_stages": 1}
     return options
 
@@ -74,6 +75,15 @@ def score_mod_of(problem: Problem) -> Callable[..., Tensor] | None:
         return score
 
     return score_mod
+
+
+def _reaches_far(p: Problem) -> bool:
+    """Some offset needs 64 bits, for which the template of flex decoding does not compile
+    (golden/findings/015)."""
+    spans = (
+        sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) for x in (p.q, p.k, p.v)
+    )
+    return max(spans) >= _FURTHEST
 
 
 def widens(p: Problem) -> bool:

@@ -15,7 +15,9 @@ efficient
     padded to a multiple of 32. The backward keeps P in shared memory in the input format and takes dS of
     that; dS is scaled in fp32 and rounded then.
 cudnn
-    Closed source: a flash attention of the usual arithmetic, tiles unknown; flushes as the first does.
+    Closed source: a flash attention of the usual arithmetic, tiles unknown, that flushes subnormal numbers.
+    Its backward scales dS in fp32 and rounds it then. torch's own choice of back ends excludes a single key;
+    planning the backward of a single row of a single head ends the process (golden/findings/014).
 math
     The same steps as on the CPU (``torch_sdpa``); products are fp32, as TF32 is off by default.
 """
@@ -57,7 +59,7 @@ FLASH_CAPABILITIES = Capabilities(
     nonpositive_scale=False,
 )
 EFFICIENT_CAPABILITIES = replace(FLASH_CAPABILITIES, causal=("top_left",))
-CUDNN_CAPABILITIES = replace(FLASH_CAPABILITIES, causal=("top_left",), head_dim=(8, 128))
+CUDNN_CAPABILITIES = replace(FLASH_CAPABILITIES, causal=("top_left",), head_dim=(8, 128), fewest_keys=2)
 
 
 def flash_kernel() -> Kernel:
@@ -73,7 +75,7 @@ def efficient_kernel() -> Kernel:
 
 def cudnn_kernel() -> Kernel:
     """``torch.sdpa.cuda.cudnn``."""
-    return _kernel("cudnn", CUDNN_CAPABILITIES, _cudnn_arithmetic, _cudnn_call, by_autograd(_cudnn_call))
+    return _kernel("cudnn", CUDNN_CAPABILITIES, _cudnn_arithmetic, _cudnn_call, _cudnn_gradients)
 
 
 def math_kernel() -> Kernel:
@@ -140,7 +142,12 @@ def _flash_arithmetic(problem: Problem) -> Arithmetic:
 
 
 def _cudnn_arithmetic(problem: Problem) -> Arithmetic:
-    return replace(_usual_arithmetic(problem), flush_subnormals=True)
+    return replace(
+        _usual_arithmetic(problem),
+        flush_subnormals=True,
+        grad_score_format=FP32,
+        scaled_grad_score_format=problem.format,
+    )
 
 
 def _efficient_arithmetic(problem: Problem) -> Arithmetic:
@@ -180,6 +187,19 @@ def _cudnn_call(p: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
     causal = p.causal is not None
     result: tuple[Any, ...] = op(q, k, v, None, True, 0.0, causal, False, scale=p.effective_scale)
     return result
+
+
+def _cudnn_gradients(p: Problem, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
+    """Of a single row of a single head as the first of two alike: golden/findings/014."""
+    gradients = by_autograd(_cudnn_call)
+    if p.batch * p.num_heads * p.num_queries != 1:
+        return gradients(p, k, v, out, lse)
+    assert p.dout is not None
+    twice = p.replaced(
+        **{name: torch.cat([x, x]) for name, x in {"q": p.q, "k": k, "v": v, "dout": p.dout}.items()}
+    )
+    found = gradients(twice, twice.k, twice.v, torch.cat([out, out]), torch.cat([lse, lse]))
+    return tuple(x[:1] for x in found)
 
 
 def _rows(lse: Tensor, problem: Problem) -> Tensor:

@@ -49,7 +49,9 @@ def required(capabilities: Capabilities) -> dict[str, Wishes]:
     }
     if capabilities.value_dim_differs:
         owed["value dim differs"] = Wishes(value_dim_differs=True)
-    owed |= {"one query, one key": Wishes(lengths=(1, 1)), "ragged tail": Wishes(lengths=(129, 129))}
+    if capabilities.fewest_keys == 1:
+        owed["one query, one key"] = Wishes(lengths=(1, 1))
+    owed["ragged tail"] = Wishes(lengths=(129, 129))
     if capabilities.cross_lengths:
         owed |= {"Nq < Nk": Wishes(lengths=(33, 80)), "one query": Wishes(lengths=(1, 129))}
         if capabilities.empty_rows or "bottom_right" not in capabilities.causal:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-PARTS = ("casts", "precision", "repeats", "pipelined", "exactness")
+PARTS = ("casts", "precision", "repeats", "sinks", "pipelined", "exactness")
 SECONDS = 90
 """What one configuration may take, compilation included."""
 PROCESSES = 12
@@ -83,6 +83,23 @@ def exactness(device, kernels="", sweep=False):
     found = found if device.type == "cuda" else distinct_blocks(found)[:2]
     results = zip(found, side_by_side(exact_one, found, device), strict=True)
     return {"configurations": len(found), "wrong": {str(c): result for c, result in results if result}}
+
+
+def sink_one(case, device):
+    from tests.kernels.sinks import sink_faults
+
+    with limited(SECONDS):
+        return sink_faults(case, device)
+
+
+def sinks(device):
+    """Sinks beside scores of any size."""
+    from tests.kernels.sinks import PATHS as PRODUCTS
+    from tests.kernels.sinks import SIZES
+
+    cases = [(*path, size) for path in PRODUCTS for size in SIZES]
+    results = zip(cases, side_by_side(sink_one, cases, device), strict=True)
+    return {"cases": len(cases), "wrong": {str(case): result for case, result in results if result}}
 
 
 def repeat_one(arguments, device):
@@ -199,6 +216,7 @@ def main():
         "casts": lambda: casts(device),
         "precision": lambda: precision(device),
         "repeats": lambda: repeats(device, count),
+        "sinks": lambda: sinks(device),
         "pipelined": lambda: pipelined(device),
         "exactness": lambda: exactness(device, arguments.kernels, arguments.sweep),
     }
@@ -225,7 +243,7 @@ def good(report):
     precise = ran and all(row["published"] is None or row["rms"] <= row["published"] for row in rows)
     same = not any(parts.get("casts", {}).get("differ", {}).values())
     same = same and not parts.get("repeats", {}).get("differ")
-    exact = not any(parts.get(name, {}).get("wrong") for name in ("pipelined", "exactness"))
+    exact = not any(parts.get(name, {}).get("wrong") for name in ("sinks", "pipelined", "exactness"))
     return precise and same and exact
 
 

@@ -49,8 +49,11 @@ def differences(case, device):
                 operands, parsed, path, Tile(128, keys, 8, stages), None, persistent
             )
             for name, x, y in zip(("out", "lse"), got, expected, strict=True):
-                # Bits, not values: rows without a key have a log-sum-exp of -inf.
-                if not torch.equal(x, y):
+                # Bits: rows without a key have a log-sum-exp of -inf. Where the maximum is a product, its
+                # rounding may be fused away in one kernel and not in the other: one in each of two sums.
+                fused = name == "lse" and path.subtract_first
+                room = 4 * 2.0**-24 * y.abs().clamp(1.0, 1e30) if fused else 0.0
+                if not bool(((x == y) | ((x.float() - y.float()).abs() <= room)).all()):
                     count, far = int((x != y).sum()), float((x.float() - y.float()).nan_to_num().abs().max())
                     wrong.append(f"{nq}x{nk} {options} persistent {persistent} {name}: {count}, {far:.3g}")
     return wrong

@@ -160,6 +160,11 @@ def observed(kernel: Kernel) -> dict[str, str]:
     return said
 
 
+def _key(name: str, device: object) -> str:
+    """Of a kernel on a device: one that runs on both kinds has an entry for each."""
+    return name if str(device) == "cpu" or name.endswith(" on cuda") else f"{name} on cuda"
+
+
 def main() -> None:
     """Records the named kernels; others keep what stands there."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
@@ -170,11 +175,12 @@ def main() -> None:
     interpret_without_gpu()
     record = json.loads(given.json.read_text(encoding="utf-8")) if given.json.is_file() else {}
     for file in given.merge:
-        record |= json.loads(file.read_text(encoding="utf-8"))
+        for name, entry in json.loads(file.read_text(encoding="utf-8")).items():
+            record[_key(name, entry["device"])] = entry
     for name in given.kernels:
         kernel = load(name)
         where = {"device": choose_device(None, kernel), "versions": versions()}
-        record[name] = {**where, "edges": observed(kernel)}
+        record[_key(name, where["device"])] = {**where, "edges": observed(kernel)}
     write_atomically(given.json, json.dumps(dict(sorted(record.items())), indent=1) + "\n")
 
 

@@ -21,8 +21,8 @@ from tests.report.edges import EDGES, RECORD
 GOLDEN = Path(__file__).parents[2] / "golden"
 PAGE = GOLDEN / "field" / "README.md"
 FINDINGS = GOLDEN / "findings" / "README.md"
-ELSEWHERE = ("kernels-flash_attention.h200.*.json", "kernels-flash_attention.interpreter.*.json")
-"""Certificates of ``golden/certificates`` that belong on the page: the bundled kernel's."""
+ELSEWHERE = ("kernels-flash_attention.h200.*.json",)
+"""Certificates of ``golden/certificates`` that belong on the page: the bundled kernel's on a GPU."""
 
 HEAD = """# In the field: attention kernels that people use, certified
 
@@ -37,7 +37,14 @@ verdict is on that dtype: a certificate of some of the declared dtypes calls its
   not judged.
 - A margin says how much of *its own* bound a kernel uses. To compare two kernels with each other, read the
   rms errors: relative to the rms of the exact output, median over ordinary problems.
+- **level**: quick judges everything declared once, standard every pair of option values.
 - The versions behind a row stand in its certificate.
+"""
+
+VARIANTS_HEAD = """## What kernels promise instead
+Where a kernel's own documentation or source promises something else than the contract, that is a declared
+variant and not a failure: the adapter declares it, and the certificate is about the rest. What is not
+declared stands in the table above; facts that need more words:
 """
 
 EDGES_HEAD = """## At the contract's edges
@@ -86,10 +93,11 @@ def _rms(tensors: Sequence[TensorPart]) -> str:
 def verdicts_table(found: Sequence[tuple[Path, Certificate]]) -> str:
     """A line per kernel, back end and dtype."""
     lines = [
-        "| kernel | on | dtype | verdict | problems | O margin | LSE margin | gradients margin | "
+        "| kernel | on | dtype | verdict | level | problems | O margin | LSE margin | gradients margin | "
         "O rms | gradients rms | rms error of O |",
-        "|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
+        "|---|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
+    settled = settled_findings()
     for path, c in found:
         link = path.name if path.parent == PAGE.parent else f"../certificates/{path.name}"
         for dtype in c.run.dtypes:
@@ -101,7 +109,8 @@ def verdicts_table(found: Sequence[tuple[Path, Certificate]]) -> str:
                 f"[{c.kernel.name}]({link})",
                 c.machine.device,
                 dtype,
-                verdict_of(c, dtype),
+                verdict_of(c, dtype) + _reasons(c, dtype, settled),
+                c.run.level,
                 f"{out[0].cases:,}" if out else "0",
                 *(_margin(part) for part in (out, lse, back)),
                 *(_rms(part) for part in (out, back)),
@@ -109,6 +118,27 @@ def verdicts_table(found: Sequence[tuple[Path, Certificate]]) -> str:
             ]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _reasons(c: Certificate, dtype: str, settled: dict[tuple[str, str, str], str]) -> str:
+    """Links to the findings that the index names for the failed checks of one dtype of a run."""
+    names = [settled.get((c.kernel.name, dtype, f.check)) for f in c.findings if f.dtype == dtype]
+    links = [f"[{name[:3]}](../findings/{name}/)" for name in dict.fromkeys(filter(None, names))]
+    return f" ({', '.join(links)})" if links else ""
+
+
+def settled_findings() -> dict[tuple[str, str, str], str]:
+    """(kernel, dtype, check) -> folder of the finding, from the index's table of rejections."""
+    rows = re.findall(r"^\| `(\S+)` \| (\w+) \| `(\S+)` \| \[\d+\]\((\S+)/\) \|$", FINDINGS.read_text(), re.M)
+    return {(kernel, dtype, check): folder for kernel, dtype, check, folder in rows}
+
+
+def variants_table() -> str:
+    """The index's facts that are no faults, as they stand there."""
+    text = FINDINGS.read_text(encoding="utf-8")
+    rows = text[text.index("## Facts that are no faults") :].split("\n\n")[1]
+    assert rows.startswith("| kernel | fact |")
+    return rows.rstrip()
 
 
 def declared_table(found: Sequence[tuple[Path, Certificate]]) -> str:
@@ -132,7 +162,7 @@ def edges_table() -> str:
     lines = ["| kernel | " + " | ".join(EDGES) + " |", "|---|" + "---|" * len(EDGES)]
     for name, entry in record.items():
         said = " | ".join(entry["edges"].get(edge, "-") for edge in EDGES)
-        lines.append(f"| {name} ({entry['device']}) | {said} |")
+        lines.append(f"| {name.removesuffix(' on cuda')} ({entry['device']}) | {said} |")
     return "\n".join(lines)
 
 
@@ -173,6 +203,7 @@ def page() -> str:
     parts = [
         HEAD.format(summary=summary(found)) + "\n" + verdicts_table(found),
         "## What the verdicts cover\n" + declared_table(found),
+        VARIANTS_HEAD + "\n" + variants_table(),
         EDGES_HEAD + "\n" + edges_table(),
         FINDINGS_HEAD.format(count=count, known=known) + "\n" + listed,
         "## Adapters without a certificate here\n"
