@@ -154,8 +154,8 @@ class Pipelined:
 
 # (element bytes, padded head dim) of what kernels/hopper/pipelined.py takes. As many keys a tile as in
 # _HOPPER_FORWARD, and so one of _FORWARD_SIMPLE. The fastest of `kernels.bench.sweep` on an H200 at 1k, 4k
-# and 16k keys, in 16 bit faster than the kernel in Triton at each; fp8 under a mask was timed only with one tile
-# a program. Not swept below 1024 keys, nor at head dim 64.
+# and 16k keys, in 16 bit faster than the kernel in Triton at each; fp8 under a mask was timed only with one
+# tile a program. Not swept below 1024 keys, nor at head dim 64.
 _HOPPER_PIPELINED: dict[tuple[int, int], Pipelined] = {
     (2, 128): Pipelined(Tile(128, 128, 8, 2), 1024, True, 4096),
     (1, 128): Pipelined(Tile(128, 128, 8, 2), 1024, True, 0),
