@@ -55,6 +55,6 @@ def test_a_log_sum_exp_that_is_off_by_hundreds_leaves_any_probability() -> None:
         seed=2507,
     )
     judged = Judged(load("emulator.flash.fp32"), spec.build())
-    assert float(judged.exact_gradients.dv.abs().max()) > 1e305  # the case is there
+    assert float(judged.exact_gradients.dv.nan_to_num(0.0).abs().max()) > 1e305  # the case is there
     for name in ("backward.bound", "backward.own_forward", "backward.end_to_end"):
         assert not check_named(name).on(judged).failed
