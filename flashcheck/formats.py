@@ -117,16 +117,21 @@ def half_ulp(x: Tensor, fmt: Format) -> Tensor:
     return _spacing(x, fmt, 0.5)
 
 
+def binade(x: Tensor) -> Tensor:
+    """2^floor(log2 |x|) of float64 ``x``; 0 for zeros and float64's subnormal numbers, inf for NaN."""
+    return (x.contiguous().view(torch.int64) & _EXPONENT_BITS).view(torch.float64)
+
+
 def _spacing(x: Tensor, fmt: Format, factor: float) -> Tensor:
     """``ulp`` times a power of two."""
-    bits = x.contiguous().view(torch.int64)
     if fmt.min_exponent - fmt.precision + 1 < -1022:  # fp64: the quantum itself is subnormal
+        bits = x.contiguous().view(torch.int64)
         exponent = ((bits >> 52) & 0x7FF).clamp(min=fmt.min_exponent + 1023, max=2046)
         return torch.ldexp(torch.full_like(x, factor), exponent - (fmt.precision - 1) - 1023)
-    # The bits of a float64's exponent alone are 2^floor(log2 |x|): 0 for float64 subnormals, which lie
-    # below every narrower format's emin, and inf for NaN.
-    binade = (bits & _EXPONENT_BITS).view(torch.float64)
-    return binade.clamp_(min=2.0**fmt.min_exponent, max=2.0**1023).mul_(factor * 2.0 ** (1 - fmt.precision))
+    # float64's subnormal numbers lie below every narrower format's emin.
+    return (
+        binade(x).clamp_(min=2.0**fmt.min_exponent, max=2.0**1023).mul_(factor * 2.0 ** (1 - fmt.precision))
+    )
 
 
 def round_nearest(x: Tensor, fmt: Format) -> Tensor:
@@ -152,8 +157,7 @@ def round_inside(x: Tensor, fmt: Format, out: Tensor | None = None) -> Tensor:
     """
     if fmt is FP64:
         return x if out is None else out.copy_(x)
-    bits = x.contiguous().view(torch.int64)
-    spacings = (bits & _EXPONENT_BITS).view(torch.float64).clamp_(min=2.0**fmt.min_exponent)
+    spacings = binade(x).clamp_(min=2.0**fmt.min_exponent)
     alpha = 1.5 * 2.0 ** (53 - fmt.precision)
     return torch.add(x, spacings, alpha=alpha, out=out).sub_(spacings, alpha=alpha)
 

@@ -25,7 +25,7 @@ from flashcheck.bounds.numbers import (
     weighted_growth,
 )
 from flashcheck.bounds.products import weighted
-from flashcheck.bounds.rms import softcap_slope
+from flashcheck.bounds.score_noise import softcap_slope
 from flashcheck.bounds.scores import ScoreError
 from flashcheck.formats import Format, half_ulp
 from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities

@@ -5,26 +5,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
+from flashcheck.arithmetic import Arithmetic, Machine
+from flashcheck.bounds.accumulation import (
+    ROUNDING_RMS,
+    accumulation_bias,
+    accumulation_variance,
+    accumulation_weights,
+)
 from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT, in_parts
 from flashcheck.bounds.products import weighted
 from flashcheck.bounds.rows import SoftmaxRows
+from flashcheck.bounds.score_noise import score_bias, score_variance
 from flashcheck.bounds.weights import WeightErrors
-from flashcheck.formats import Format, half_ulp, round_to_spacing, ulp
+from flashcheck.formats import Format, round_to_spacing, ulp
 from flashcheck.oracle.quantities import ForwardQuantities
 from flashcheck.problem import Problem
 
-ROUNDING_RMS = 0.4247
-"""rms of the relative error of rounding to nearest, in units of u, for a log-uniform significand."""
-
-BINADE = 0.541
-"""Mean of (2^floor(log2 x) / x)^2 for a log-uniform x."""
-
 _FINE = 0.6**-2
 """(spacing / sigma)^2 from which on the output's rounding is summed value by value."""
-
-LARGEST_PRODUCT = 12.0
-"""Mean square of the largest of a few dozen products of normal numbers, over that of all."""
 
 
 def first_order(weights: WeightErrors) -> Tensor:
@@ -182,99 +180,3 @@ def _probability_rounding(
         deviation.mul_(share)
         shift = None if shift is None else shift.mul_(share)
     return shift, deviation.square_()
-
-
-def score_variance(
-    problem: Problem, exact: ForwardQuantities, arithmetic: Arithmetic, machine: Machine
-) -> Tensor:
-    """Variance of each computed score, (B, H, Nq, Nk); hidden pairs hold anything finite."""
-    scale = problem.effective_scale
-    q, k = problem.q.double().square(), problem.k.double().square()
-    terms = weighted(problem, q, k.mT).mul_(scale**2)
-    operand = arithmetic.product_format or arithmetic.input_format
-    products = exact.products
-    variance = accumulation_variance(machine.accumulator(operand), problem.head_dim, products, terms)
-    if arithmetic.scale_placement == "operands":
-        variance.add_(terms, alpha=2 * (ROUNDING_RMS * UNIT) ** 2)
-    if arithmetic.scale_placement == "scores" or not machine.fused_multiply_add:
-        variance.addcmul_(products, products, value=(ROUNDING_RMS * UNIT) ** 2)
-    if arithmetic.score_format is not None and scale:
-        half = half_ulp((products / scale).abs() * arithmetic.score_scale, arithmetic.score_format)
-        variance.addcmul_(half, half, value=(scale / arithmetic.score_scale) ** 2 / 3)
-    if problem.softcap is not None:
-        variance.mul_(softcap_slope(problem, exact).square())
-        variance.add_((machine.tanh_error * problem.softcap) ** 2 / 3)
-    added = 2 * int(problem.bias is not None or problem.alibi_slopes is not None)
-    again = arithmetic.score_roundings + added
-    if again or arithmetic.scaled_score_format is not None:
-        scores = exact.scores.nan_to_num(0.0, 0.0, 0.0)
-        variance.addcmul_(scores, scores, value=again * (ROUNDING_RMS * UNIT) ** 2)
-        if arithmetic.scaled_score_format is not None:
-            variance.add_(half_ulp(scores, arithmetic.scaled_score_format).square_(), alpha=1 / 3)
-    return variance
-
-
-def score_bias(
-    problem: Problem, exact: ForwardQuantities, arithmetic: Arithmetic, machine: Machine
-) -> Tensor | None:
-    """Mean error of each score, (B, H, Nq, Nk): it moves the scores of a row together, so it does not
-    average out over keys as independent errors do. None where there is none."""
-    unit = machine.accumulator(arithmetic.product_format or arithmetic.input_format)
-    if unit.rounding == "nearest":
-        return None
-    bias = accumulation_bias(unit, problem.head_dim, exact.products)
-    return bias if problem.softcap is None else bias.mul_(softcap_slope(problem, exact))
-
-
-def softcap_slope(problem: Problem, exact: ForwardQuantities) -> Tensor:
-    """The derivative of the cap, sech(x / c)^2."""
-    cap = problem.softcap or 1.0
-    return torch.cosh((exact.products / cap).clamp_(-350, 350)).pow_(-2.0)
-
-
-def accumulation_weights(unit: Accumulator, terms: int) -> tuple[float, float]:
-    """(a, b) with a total^2 + b sum of squares: the variance of summing ``terms`` products to ``total``.
-
-    Each partial sum of a sequential summation is rounded once. Sums that are split over lanes err less:
-    this is the upper end.
-    """
-    steps = -(-terms // unit.block)
-    ends, bridge = _partial_weights(steps)
-    share = 1.0 if unit.rounding == "nearest" else 0.25
-    stored = share * (ROUNDING_RMS * unit.step_error) ** 2
-    if unit.fraction_bits is None or not steps:
-        return stored * ends, stored * bridge
-    # Each of K + 1 addends loses up to 2^-F of the binade of the largest of them, a third of that
-    # squared on average; the largest is the sum so far, or a product (LARGEST_PRODUCT).
-    lost = (unit.block + 1) / 3 * BINADE * 4.0**-unit.fraction_bits
-    return stored * ends + lost * (ends - 1), (stored + lost) * bridge + lost * LARGEST_PRODUCT / unit.block
-
-
-def accumulation_variance(unit: Accumulator, terms: int, total: Tensor, squares: Tensor) -> Tensor:
-    """Variance of summing ``terms`` products to ``total``; ``squares``: sum of squares."""
-    ends, bridge = accumulation_weights(unit, terms)
-    return (squares * bridge).addcmul_(total, total, value=ends)
-
-
-def partial_squares(steps: int, total: Tensor, squares: Tensor) -> Tensor:
-    """Expected sum of S_k^2 over the partial sums of ``steps`` equal parts, given where they end.
-
-    The terms in random order, the last sum S known: E S_k^2 = (k/n)^2 S^2 + (k/n)(1 - k/n) Q with
-    Q = ``squares``, the sum of squared terms (a Brownian bridge).
-    """
-    ends, bridge = _partial_weights(steps)
-    return ends * total.square() + bridge * squares
-
-
-def _partial_weights(steps: int) -> tuple[float, float]:
-    if steps < 1:
-        return 0.0, 0.0
-    return (steps + 1) * (2 * steps + 1) / (6 * steps), (steps * steps - 1) / (6 * steps)
-
-
-def accumulation_bias(unit: Accumulator, terms: int, total: Tensor) -> Tensor:
-    """Mean error of a sum whose partial sums are truncated: 0.36 of a spacing at each, toward zero."""
-    if unit.rounding == "nearest":
-        return torch.zeros_like(total)
-    steps = -(-terms // unit.block)
-    return -0.36 * unit.step_error * (steps + 1) / 2 * total

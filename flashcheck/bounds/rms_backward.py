@@ -5,21 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
+from flashcheck.arithmetic import Arithmetic, Machine
+from flashcheck.bounds.accumulation import (
+    ROUNDING_RMS,
+    accumulation_variance,
+    accumulation_weights,
+    partial_squares,
+)
 from flashcheck.bounds.centred import PredictedPairs
 from flashcheck.bounds.gradient_sums import GradientSum, dout_of, sum_group
 from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT
 from flashcheck.bounds.pairs import PairErrors
 from flashcheck.bounds.products import weighted
-from flashcheck.bounds.rms import (
-    ROUNDING_RMS,
-    accumulation_bias,
-    accumulation_variance,
-    accumulation_weights,
-    partial_squares,
-    score_variance,
-    softcap_slope,
-)
+from flashcheck.bounds.score_noise import score_bias, score_variance, softcap_slope
+from flashcheck.bounds.truncation import DotProducts
 from flashcheck.formats import half_ulp
 from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
 from flashcheck.problem import Problem
@@ -37,7 +36,6 @@ def backward_variance(
 ) -> dict[str, Tensor]:
     """Variances of dq, dk, dv before they are rounded; shapes of q, k, v."""
     arithmetic = sums["dq"].arithmetic
-    v2 = (problem.v.double() * problem.v_descale).square()
     reference = torch.where(torch.isfinite(lse), lse.double(), 0.0).unsqueeze(-1)
     log_p = score_variance(problem, forward, arithmetic, machine)
     log_p.addcmul_(pairs.argument, pairs.argument, value=(ROUNDING_RMS * UNIT) ** 2)
@@ -45,11 +43,11 @@ def backward_variance(
     p, ds = pairs.p, pairs.ds
     p_square, ds_square = p.square(), ds.square()
     # dS errs as P does, as dP does, and by its own two roundings.
-    unit = machine.accumulator(arithmetic.product_format or arithmetic.input_format)
-    squares = weighted(problem, dout_of(problem).square(), v2.mT)
-    dp = accumulation_variance(unit, problem.value_dim, exact.grad_probabilities, squares)
+    products = grad_products(problem, exact, arithmetic, machine)
+    dp = products.variance().mul_(problem.v_descale**2)
     dp.add_(_delta_variance(problem, forward, exact, machine, arithmetic))
-    drift = _drift(unit, problem, exact, p)
+    drift = products.bias()
+    drift = None if drift is None else drift.mul_(p).mul_(problem.v_descale)
     if arithmetic.grad_probability_format is not None:
         dp.add_(_dp_rounding(exact.grad_probabilities, p, p_square, arithmetic))
     ds_variance = dp.mul_(p_square)
@@ -61,12 +59,18 @@ def backward_variance(
     if problem.softcap is not None:
         ds_variance.add_(_tanh_twice(problem, forward, pairs, slope, machine)).clamp_(min=0.0)
     p_variance = log_p.mul_(p_square)
+    # Truncated scores move P, and dS with it, in one direction.
+    lean = score_bias(problem, forward, arithmetic, machine)
+    if lean is not None and drift is not None:
+        drift.addcmul_(lean, ds)
     # The roundings of P and dS are known, sign included: rows of nearly equal P share one error, which adds
     # up over the rows as independent errors do not.
     grad_format = arithmetic.grad_score_format or arithmetic.probability_format
     shifts: dict[str, Tensor | None] = {"dv": None, "dq": None, "dk": None}
     if arithmetic.probability_format.precision < 24:
-        shifts["dv"] = stored.p - p
+        shifts["dv"] = stored.p - p if lean is None else (lean * p).add_(stored.p).sub_(p)
+    elif lean is not None:
+        shifts["dv"] = lean * p
     taken = arithmetic.probability_format if arithmetic.grad_score_probability == "rounded" else grad_format
     if min(f.precision for f in (arithmetic.grad_operand_format, grad_format, taken)) < 24:
         shifts["dq"] = shifts["dk"] = stored.ds - ds if drift is None else drift.add_(stored.ds).sub_(ds)
@@ -121,12 +125,15 @@ def _delta_variance(
     return (variance + stored / 3).unsqueeze(-1)
 
 
-def _drift(unit: Accumulator, problem: Problem, exact: BackwardQuantities, p: Tensor) -> Tensor | None:
-    """Mean error of P dP where dP's sums are truncated, (B, H, Nq, Nk); None where they are not."""
-    if unit.rounding == "nearest":
-        return None
-    dp = exact.grad_probabilities.nan_to_num(0.0, 0.0, 0.0)
-    return accumulation_bias(unit, problem.value_dim, dp).mul_(p)
+def grad_products(
+    problem: Problem, exact: BackwardQuantities, arithmetic: Arithmetic, machine: Machine
+) -> DotProducts:
+    """dO V^T of the stored values, without the descale of V."""
+    fmt = arithmetic.product_format or arithmetic.input_format
+    dout, values = dout_of(problem), problem.v.double().mT
+    total = exact.grad_probabilities.nan_to_num(0.0, 0.0, 0.0) / problem.v_descale
+    squares = weighted(problem, dout.square(), values.square())
+    return DotProducts(problem, machine.accumulator(fmt), dout, values, total, squares)
 
 
 def _tanh_twice(

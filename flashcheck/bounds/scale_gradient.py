@@ -7,20 +7,14 @@ import torch
 from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
+from flashcheck.bounds.accumulation import ROUNDING_RMS, accumulation_variance
 from flashcheck.bounds.interval import Interval, rounded_interval
 from flashcheck.bounds.numbers import FP32_MAX, LARGEST_LINEAR, UNIT, flushed
 from flashcheck.bounds.pairs import PairErrors
-from flashcheck.bounds.products import weighted
 from flashcheck.bounds.result import Prediction
-from flashcheck.bounds.rms import (
-    ROUNDING_RMS,
-    accumulation_bias,
-    accumulation_variance,
-    after_rounding,
-    score_bias,
-    score_variance,
-    softcap_slope,
-)
+from flashcheck.bounds.rms import after_rounding
+from flashcheck.bounds.rms_backward import grad_products
+from flashcheck.bounds.score_noise import score_bias, score_variance, softcap_slope
 from flashcheck.bounds.scores import ScoreError
 from flashcheck.formats import FP32
 from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
@@ -54,7 +48,10 @@ def scale_interval(
             error.nan_to_num(torch.inf) if bool(torch.isfinite(value)) else torch.full_like(error, torch.inf)
         )
         value = value.nan_to_num(0.0, 0.0, 0.0)
-    return rounded_interval(value, error, FP32, ~(total < FP32_MAX))
+    overflow = ~(total < FP32_MAX)
+    for past in (pairs.overflow_p, pairs.overflow_ds, scores.overflow):
+        overflow = overflow if past is None else overflow | past.any()
+    return rounded_interval(value, error, FP32, overflow)
 
 
 def scale_prediction(
@@ -88,13 +85,10 @@ def scale_prediction(
         variance.add_(both.square_(), alpha=machine.tanh_error**2 / 3)
     own = (ROUNDING_RMS * UNIT * pairs.argument).square_().add_((pairs.exp_error / 1.73) ** 2 + UNIT**2 / 3)
     variance.addcmul_(term.square(), own)
-    unit = machine.accumulator(arithmetic.product_format or arithmetic.input_format)
+    products = grad_products(problem, exact, arithmetic, machine)
     dout = problem.dout.double() if problem.dout is not None else torch.zeros_like(forward.out)
-    values = (problem.v.double() * problem.v_descale).square()
-    squares = weighted(problem, dout.square(), values.mT)
-    dp = exact.grad_probabilities
     moved = pairs.p * slope * x
-    variance.addcmul_(moved.square(), accumulation_variance(unit, problem.value_dim, dp, squares))
+    variance.addcmul_(moved.square(), products.variance(), value=problem.v_descale**2)
     # Of a row as a whole: the log-sum-exp in the exponent, and delta.
     reference = torch.where(torch.isfinite(lse), lse.double(), 0.0)
     rows = 2 * (ROUNDING_RMS * UNIT * reference * term.sum(-1)).square()
@@ -110,7 +104,7 @@ def scale_prediction(
     drift = torch.zeros_like(total)
     if (bias := score_bias(uncapped, forward, arithmetic, machine)) is not None:
         drift = (through * bias).sum()
-    if unit.rounding != "nearest":
-        drift = drift + (accumulation_bias(unit, problem.value_dim, dp) * moved).sum()
+    if (bias := products.bias()) is not None:
+        drift = drift + (bias * moved).sum() * problem.v_descale
     rms = after_rounding(exact.dscale, total + drift.square(), FP32)
     return Prediction(rms, torch.ones_like(rms, dtype=torch.bool))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds import rms
+from flashcheck.bounds.accumulation import accumulation_bias
 from flashcheck.bounds.copies import distinct_rows
 from flashcheck.bounds.numbers import UNIT
 from flashcheck.bounds.rows import softmax_rows
@@ -26,6 +27,9 @@ from flashcheck.oracle.quantities import ForwardQuantities
 from flashcheck.problem import Problem
 
 DIRECTIONS = ("scale", "cast")
+
+_SOLVED = 1 << 30
+"""Products that the covariances of one problem's rows may cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,36 @@ def _coherent(weights: WeightErrors, arithmetic: Arithmetic, machine: Machine) -
     )
 
 
+def _weighting(
+    direction: Tensor, rounding: Tensor, values: Tensor, centre: Tensor, own: Tensor, used: Tensor
+) -> Tensor:
+    """C^-1 H of each row, C = sum_j v_ij (V_j - centre)(V_j - centre)^T + diag(own) its covariance: the best
+    weights there are. Rows past _SOLVED products get (H / own) times the best factor for a row."""
+    batch, heads, queries, dim = direction.shape
+    rows = batch * heads * queries
+    weighting = torch.where(used, direction / (own + rounding @ values.square()), 0.0)
+    moved = weighting @ values.mT - (weighting * centre).sum(-1, keepdim=True)
+    spread = (rounding * moved.square()).sum(-1) + (weighting.square() * own).sum(-1)
+    factor = ((weighting * direction).sum(-1) / spread).nan_to_num(0.0, 0.0)
+    weighting = weighting * factor.unsqueeze(-1)
+    solved = min(queries, _SOLVED // max(rows // max(queries, 1) * rounding.shape[-1] * dim**2, 1))
+    if not solved:
+        return weighting
+    part = slice(0, solved)
+    at, size = values.unsqueeze(2) - centre[:, :, part].unsqueeze(3), own[:, :, part].sqrt()
+    seen = used[:, :, part].double()
+    # In units of each element's own deviation: the unit matrix and something positive more.
+    scaled = at * (seen / size).unsqueeze(3)
+    covariance = (scaled * rounding[:, :, part].unsqueeze(-1)).mT @ scaled
+    covariance.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    factors, failed = torch.linalg.cholesky_ex(covariance)
+    right = (direction[:, :, part] / size).unsqueeze(-1)
+    best = torch.cholesky_solve(right, factors).squeeze(-1) / size * seen
+    fine = (failed == 0).unsqueeze(-1) & torch.isfinite(best).all(-1, keepdim=True)
+    weighting[:, :, part] = torch.where(fine, best, weighting[:, :, part])
+    return weighting
+
+
 def _sums(
     direction: Tensor,
     error: Tensor,
@@ -128,22 +162,24 @@ def _sums(
     machine: Machine,
 ) -> ScoreSums | None:
     rows = weights.rows
-    weighting = torch.where(used, direction / noise, 0.0)
+    direction = torch.where(used, direction, 0.0)
+    # Elements of a row share the errors of P, so their covariance counts; what else there is is independent.
+    stored = half_ulp(rows.out, arithmetic.output_format).square() / 3
+    own = torch.maximum(noise - rounding @ values.square(), stored)
+    centre = rows.out if arithmetic.row_sum == "rounded" else torch.zeros_like(rows.out)
+    weighting = _weighting(direction, rounding, values, centre, own, used)
     largest = float(weighting.abs().max())
     if not (math.isfinite(largest) and largest > 0):
         return None
-    information = float((weighting * torch.where(used, direction, 0.0)).sum())
-    # Elements of a row share the errors of P, so their covariance counts; what else there is is independent.
+    information = float((weighting * direction).sum())
     pulled = weighting @ values.mT
     centred = pulled - (weighting * rows.out).sum(-1, keepdim=True)
-    moved = centred if arithmetic.row_sum == "rounded" else pulled
-    stored = half_ulp(rows.out, arithmetic.output_format).square() / 3
-    own = torch.maximum(noise - rounding @ values.square(), stored)
+    moved = pulled - (weighting * centre).sum(-1, keepdim=True)
     variance = float((rounding * moved.square()).sum() + (weighting.square() * own).sum())
     coherent = rows.hide(_coherent(weights, arithmetic, machine))
     allowance = float((rows.p * coherent * centred.abs()).sum())
     unit = machine.accumulator(arithmetic.product_format or arithmetic.probability_format)
-    drift = rms.accumulation_bias(unit, rows.num_keys, rows.out)
+    drift = accumulation_bias(unit, rows.num_keys, rows.out)
     allowance += abs(float((weighting * drift).sum()))
     return ScoreSums(
         projection=float((weighting * torch.where(used, error, 0.0)).sum()),

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 from flashcheck.checks import CHECKS, Judged, Status
 from flashcheck.checks.rms import LARGEST_RATIO
@@ -113,3 +114,14 @@ def test_its_error_meets_the_prediction(name, least):
         ratios.append(float(sums.measured / sums.predicted))
     ratio = math.sqrt(sum(ratios) / len(ratios))
     assert least <= ratio <= LARGEST_RATIO * (1 + 1 / math.sqrt(2 * len(ratios)))
+
+
+@pytest.mark.parametrize("sizes", [(3e19, 3e19, 1.0), (1.0, 1.0, 3e38)], ids=["q.k", "dP"])
+def test_past_the_range_nan_is_legal_and_another_number_is_not(sizes):
+    """q.k, or dP, may leave fp32's range on the way although the sum does not."""
+    p = problem("fp32", sizes=sizes, scale=1e-38 if sizes[0] > 1 else 1.0, seed=4)
+    interval = Judged(load("emulator.flash.fp32"), p).backward_bound.tensors["dscale"].interval
+    assert bool(interval.may_overflow)
+    assert bool(interval.accepts(torch.tensor(math.nan)))
+    if math.isfinite(float(interval.upper)):
+        assert not bool(interval.accepts(interval.upper * 1.5 + 1.0))

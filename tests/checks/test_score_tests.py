@@ -6,11 +6,13 @@ import pytest
 
 from flashcheck import emulator
 from flashcheck.arithmetic import ARITHMETICS, HOPPER, IEEE
+from flashcheck.bounds import score_tests
 from flashcheck.bounds.score_tests import ScoreSums
 from flashcheck.checks import CHECKS, Judged, Status
 from flashcheck.checks.score_tests import CHECK_NAMES, ScoreTally
 from flashcheck.formats import BF16, FP16, format_named
 from flashcheck.mutants import MUTANTS, control, exposing
+from tests.bounds import sensitivity
 
 SIZE = {"lengths": (128, 160), "dims": (32, 32)}
 
@@ -107,3 +109,36 @@ def test_sums_that_are_not_finite_are_left_out():
     tally = ScoreTally()
     tally.add(ScoreSums(float("nan"), 1.0, 1.0, 0.0, 1000))
     assert tally.elements == 0
+
+
+@pytest.mark.parametrize("solved", [score_tests._SOLVED, 0], ids=["solved", "by row"])
+def test_the_projection_is_weighted_by_what_it_tells(solved, monkeypatch):
+    """The variance of sum W e is sum W H: problems then add with the weights that suit them best."""
+    monkeypatch.setattr(score_tests, "_SOLVED", solved)
+    kernel = emulator.as_kernel(ARITHMETICS["flash.bf16"], name="x")
+    kernel = replace(kernel, arithmetic=lambda _: ARITHMETICS["flash.bf16"])
+    found = sums(kernel, exposing.draw(BF16, seed=1, **SIZE))["scale"]
+    assert found.variance == pytest.approx(found.information, rel=1e-6)
+
+
+def test_solving_for_the_covariance_tells_more(monkeypatch):
+    """Elements of a row share the roundings of P."""
+    kernel = emulator.as_kernel(ARITHMETICS["flash.bf16"], name="x")
+    kernel = replace(kernel, arithmetic=lambda _: ARITHMETICS["flash.bf16"])
+    problem = exposing.draw(BF16, seed=1, **SIZE)
+    solved = sums(kernel, problem)["scale"].information
+    monkeypatch.setattr(score_tests, "_SOLVED", 0)
+    assert solved > 1.5 * sums(kernel, problem)["scale"].information
+
+
+def test_a_scale_off_by_7e_5_is_seen_in_bf16():
+    """24 problems of 48 rows or fewer, as the sensitivity run draws them."""
+    declared = ARITHMETICS["flash.bf16"]
+    honest = emulator.as_kernel(declared, name="x")
+    for amount, rejected in ((0.0, False), (7e-5, True)):
+        kernel = sensitivity.faulty(honest, declared, sensitivity.Fault("scale", scale=amount))
+        tally = ScoreTally()
+        for problem in sensitivity.problems(BF16, 3, 24):
+            tally.add(sums(kernel, problem)["scale"])
+        assert tally.verdict("scale", "").failed == rejected
+        assert tally.amount == pytest.approx(amount, abs=5 * tally.standard_error)
