@@ -36,3 +36,25 @@ def test_hidden_keys_of_rows_that_overflow_may_have_any_gradient_but_a_finite_wr
     interval = judged.backward_bound.tensors["dk"].interval
     hidden = ~judged.exact.visible.any(-2)
     assert bool((~interval.accepts(wrong["dk"])[hidden]).all())
+
+
+def test_a_log_sum_exp_that_is_off_by_hundreds_leaves_any_probability() -> None:
+    """The exact P is up to e^709 there, a float64 number, and an error of e^700 is less than that."""
+    spec = ProblemSpec(
+        num_heads=6,
+        num_kv_heads=3,
+        num_queries=86,
+        num_keys=39,
+        head_dim=8,
+        value_dim=8,
+        scale=-0.125,
+        mask="random",
+        bias="bq",
+        family="extreme_logits",
+        gradient="huge",
+        seed=2507,
+    )
+    judged = Judged(load("emulator.flash.fp32"), spec.build())
+    assert float(judged.exact_gradients.dv.nan_to_num(0.0).abs().max()) > 1e305  # the case is there
+    for name in ("backward.bound", "backward.own_forward", "backward.end_to_end"):
+        assert not check_named(name).on(judged).failed
