@@ -244,6 +244,11 @@ def pair_errors(
         if taken is None:
             given_p = ds_error
         ds_size = ds.abs()
+        if (
+            problem.softcap > 1.0
+        ):  # the derivative of c tanh(x / c), taken from the left, multiplies by c first
+            capped = forward.visible & ~((ds_plain.abs() + plain_error) * problem.softcap < _NEAR_MAX)
+            overflow_ds = _either(capped, overflow_ds)
     overflow_ds = _either(overflow_ds, dp_past)
     if worst > LARGEST_LINEAR:  # P, or dS, may pass fp32's largest number by the errors of its exponent
         overflow_p = _either(overflow_p, forward.visible & ~(p_most < _NEAR_MAX))

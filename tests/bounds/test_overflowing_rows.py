@@ -10,6 +10,7 @@ import torch
 from flashcheck.checks import Judged, check_named
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.loading import load
+from flashcheck.problem import Problem
 
 SPEC = ProblemSpec(
     dtype="fp16",
@@ -58,3 +59,15 @@ def test_a_log_sum_exp_that_is_off_by_hundreds_leaves_any_probability() -> None:
     assert float(judged.exact_gradients.dv.nan_to_num(0.0).abs().max()) > 1e305  # the case is there
     for name in ("backward.bound", "backward.own_forward", "backward.end_to_end"):
         assert not check_named(name).on(judged).failed
+
+
+def test_a_capped_ds_may_pass_fp32_on_its_way_through_the_derivative() -> None:
+    """c tanh(x / c) differentiated step by step multiplies dS by c and divides it again: inf * 0 is NaN."""
+    v = torch.tensor([0.0, -1.7e38]).view(1, 1, 2, 1)
+    q, dout = torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, 1)
+    p = Problem(q, torch.zeros(1, 1, 2, 1), v, scale=1.0, softcap=50.0, dout=dout)
+    judged = Judged(load("torch.flex.eager"), p)
+    assert bool(judged.gradients["dq"].isnan().all())  # the case is there
+    assert not check_named("backward.bound").on(judged).failed
+    interval = judged.backward_bound.tensors["dq"].interval
+    assert not bool(interval.accepts(torch.ones_like(judged.gradients["dq"])).any())
