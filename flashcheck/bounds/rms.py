@@ -96,8 +96,8 @@ def forward_variance(
 def after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
     """sqrt(E[(RN(exact + sigma Z) - exact)^2]), Z standard normal, sigma^2 = ``variance``; all of one shape.
 
-    With r = sigma / spacing and o the distance to the nearest stored value, the error of rounding is a sawtooth,
-    so that this is, in squared spacings,
+    With r = sigma / spacing and o the distance to the nearest stored value, the error of rounding is a
+    sawtooth, so that this is, in squared spacings,
     r^2 + 1/12 + sum_k (-1)^k cos(2 pi k o) exp(-2 pi^2 k^2 r^2) (1/(pi k)^2 + 4 r^2).
     Four terms serve where r >= 0.2; below, the masses that round to the values next to the nearest one do, to
     2e-6 (an exactly representable value then has error 0).
@@ -144,7 +144,7 @@ def _waves(offset: Tensor, noise: Tensor) -> Tensor:
 
 
 def _neighbours(offset: Tensor, noise: Tensor) -> Tensor:
-    """The nearest stored value and its neighbours, with the masses that round to them, in squared spacings."""
+    """The nearest stored value and its neighbours with the masses that round to them, in squared spacings."""
     offset = offset.float()
     factor = (0.5 / noise).clamp_(max=1e30).float().sqrt_()
     edges = torch.stack([0.5 + offset, 0.5 - offset])
