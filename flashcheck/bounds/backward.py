@@ -90,7 +90,7 @@ def backward_bound(
     @cache
     def predictions() -> dict[str, Prediction]:
         variances = rms_backward.backward_variance(
-            problem, forward, exact, given.lse, pairs, of_stored(), sums, machine
+            problem, forward, exact, given.lse, pairs, of_stored(), sums, scores.noise, machine
         )
         rms = after_rounding(value, _joined(variances[name] for name in sums), fmt)
         linear = rms_backward.first_order(pairs, problem)

@@ -17,10 +17,9 @@ from flashcheck.bounds.accumulation import (
 from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT, in_parts
 from flashcheck.bounds.products import weighted
 from flashcheck.bounds.rows import SoftmaxRows
-from flashcheck.bounds.score_noise import score_bias, score_variance
+from flashcheck.bounds.score_noise import ScoreNoise
 from flashcheck.bounds.weights import WeightErrors
 from flashcheck.formats import Format, round_nearest, round_to_spacing, ulp
-from flashcheck.oracle.quantities import ForwardQuantities
 from flashcheck.problem import Problem
 
 _FINE = 0.2**2
@@ -41,7 +40,7 @@ def first_order(weights: WeightErrors) -> Tensor:
 
 def forward_variance(
     problem: Problem,
-    exact: ForwardQuantities,
+    noise: ScoreNoise,
     weights: WeightErrors,
     arithmetic: Arithmetic,
     machine: Machine,
@@ -52,8 +51,8 @@ def forward_variance(
     if num_keys == 0:
         return torch.zeros_like(out), torch.zeros_like(rows.lse)
     deviations = rows.deviations
-    scores = _with_sink(score_variance(problem, exact, arithmetic, machine), rows)
-    scores.addcmul_(rows.gap, rows.gap, value=0.36 * UNIT**2).add_((weights.exp_error / 1.73) ** 2)
+    scores = torch.addcmul(_with_sink(noise.variance, rows), rows.gap, rows.gap, value=0.36 * UNIT**2)
+    scores.add_((weights.exp_error / 1.73) ** 2)
     p_square = p.square()
     scores.mul_(p_square)
     shift, rounding = _probability_rounding(weights, arithmetic)
@@ -80,9 +79,8 @@ def forward_variance(
             moved_sum = shift.sum(-1, keepdim=True)
             moved, total = moved - out * moved_sum, total + moved_sum.square()
         variance.add_(moved.square_())
-    bias = score_bias(problem, exact, arithmetic, machine)
-    if bias is not None:
-        drift = p * _with_sink(bias, rows)
+    if noise.bias is not None:
+        drift = p * _with_sink(noise.bias, rows)
         drift_total = drift.sum(-1, keepdim=True)
         total = total + drift_total.square()
         variance.add_((weighted(problem, drift, rows.values) - out * drift_total).square())

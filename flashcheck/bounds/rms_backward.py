@@ -16,7 +16,7 @@ from flashcheck.bounds.gradient_sums import GradientSum, dout_of, sum_group
 from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT
 from flashcheck.bounds.pairs import PairErrors
 from flashcheck.bounds.products import weighted
-from flashcheck.bounds.score_noise import score_bias, score_variance, softcap_slope
+from flashcheck.bounds.score_noise import ScoreNoise, softcap_slope
 from flashcheck.bounds.truncation import DotProducts
 from flashcheck.formats import half_ulp
 from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
@@ -31,6 +31,7 @@ def backward_variance(
     pairs: PairErrors,
     stored: dict[str, Tensor],
     sums: dict[str, GradientSum],
+    noise: ScoreNoise,
     machine: Machine,
 ) -> dict[str, Tensor]:
     """Variances of dq, dk, dv before they are rounded; shapes of q, k, v.
@@ -40,8 +41,7 @@ def backward_variance(
     """
     arithmetic = sums["dq"].arithmetic
     reference = torch.where(torch.isfinite(lse), lse.double(), 0.0).unsqueeze(-1)
-    log_p = score_variance(problem, forward, arithmetic, machine)
-    log_p.addcmul_(pairs.argument, pairs.argument, value=(ROUNDING_RMS * UNIT) ** 2)
+    log_p = torch.addcmul(noise.variance, pairs.argument, pairs.argument, value=(ROUNDING_RMS * UNIT) ** 2)
     log_p.add_(2 * (ROUNDING_RMS * UNIT * reference).square() + (pairs.exp_error / 1.73) ** 2)
     p, ds = pairs.p, pairs.ds
     p_square, ds_square = p.square(), ds.square()
@@ -63,7 +63,7 @@ def backward_variance(
         ds_variance.add_(_tanh_twice(problem, forward, pairs, slope, machine)).clamp_(min=0.0)
     p_variance = log_p.mul_(p_square)
     # Truncated scores move P, and dS with it, in one direction.
-    lean = score_bias(problem, forward, arithmetic, machine)
+    lean = noise.bias
     if lean is not None and drift is not None:
         drift.addcmul_(lean, ds)
     # The roundings of P and dS are known, sign included: rows of nearly equal P share one error, which adds
