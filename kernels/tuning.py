@@ -129,14 +129,37 @@ _FORWARD_SIMPLE: dict[tuple[str, int], dict[int, Tile]] = {
 # The fastest of `kernels.bench.sweep` on an H200 at 1k, 4k and 16k keys. 256 is not yet swept.
 _HOPPER_FORWARD: dict[int, tuple[tuple[int, Tile], ...]] = {
     64: ((2048, Tile(64, 128, 4, 2)), (0, Tile(64, 64, 4, 2))),
-    # (128, 128, 8, 3) won the sweep at 16k by 3 % and lost 4 % in the bench beside the others.
-    128: ((0, Tile(64, 64, 4, 3)),),
+    # From 1024 keys on most calls go to _HOPPER_PIPELINED, and the others must take as many keys a tile:
+    # between 3 % faster and 4 % slower than (64, 64, 4, 3).
+    128: ((1024, Tile(128, 128, 8, 3)), (0, Tile(64, 64, 4, 3))),
     256: ((0, Tile(128, 64, 8, 2)),),
 }
-# (element bytes, padded head dim) whose calls (no window, a positive scale) with so many keys or more go to
-# kernels/hopper/pipelined.py; the tile there; whether programs take several tiles in turn, without and with a
-# mask. As many keys a tile as in _HOPPER_FORWARD, and so one of _FORWARD_SIMPLE. Not yet swept.
-_HOPPER_PIPELINED: dict[tuple[int, int], tuple[int, Tile, tuple[bool, bool]]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Pipelined:
+    """When and how kernels/hopper/pipelined.py takes a call with no window and a positive scale.
+
+    Args:
+        fewest_keys: shorter calls stay with the kernel in Triton.
+        persistent: programs take several tiles in turn where there is no mask.
+        persistent_masked_below: and under a causal mask with fewer keys than this.
+    """
+
+    tile: Tile
+    fewest_keys: int
+    persistent: bool
+    persistent_masked_below: int
+
+
+# (element bytes, padded head dim) of what kernels/hopper/pipelined.py takes. As many keys a tile as in
+# _HOPPER_FORWARD, and so one of _FORWARD_SIMPLE. The fastest of `kernels.bench.sweep` on an H200 at 1k, 4k
+# and 16k keys, in 16 bit faster than the kernel in Triton at each; fp8 under a mask was timed only with one
+# tile a program. Not swept below 1024 keys, nor at head dim 64.
+_HOPPER_PIPELINED: dict[tuple[int, int], Pipelined] = {
+    (2, 128): Pipelined(Tile(128, 128, 8, 2), 1024, True, 4096),
+    (1, 128): Pipelined(Tile(128, 128, 8, 2), 1024, True, 0),
+}
 # The same of packed segments: as many keys as the portable forward's, whatever the lengths. Not yet swept.
 _HOPPER_PACKED: dict[int, Tile] = {
     64: Tile(64, 64, 4, 2),
@@ -281,10 +304,10 @@ def pipelined_tile(
     element_bytes: int, head_dim: int, num_keys: int, banded: bool
 ) -> tuple[Tile, bool] | None:
     """The tile of kernels/hopper/pipelined.py, and whether persistent; None: the call is not for it."""
-    fewest, tile, persistent = _HOPPER_PIPELINED.get(
-        (element_bytes, padded(head_dim)), (0, None, (False, False))
-    )
-    return None if tile is None or num_keys < fewest else (tile, persistent[banded])
+    entry = _HOPPER_PIPELINED.get((element_bytes, padded(head_dim)))
+    if entry is None or num_keys < entry.fewest_keys:
+        return None
+    return entry.tile, num_keys < entry.persistent_masked_below if banded else entry.persistent
 
 
 def decode_tile(
@@ -329,10 +352,8 @@ def hopper_tables() -> dict[str, list[tuple[int, Tile]]]:
         banded[kernel] += [(dim, tile) for tile in dict.fromkeys(tiles)]
     return {
         "forward": [(dim, tile) for dim, tiles in _HOPPER_FORWARD.items() for _, tile in tiles],
-        "pipelined": [(dim, tile) for (size, dim), (_, tile, _) in _HOPPER_PIPELINED.items() if size == 2],
-        "pipelined fp8": [
-            (dim, tile) for (size, dim), (_, tile, _) in _HOPPER_PIPELINED.items() if size == 1
-        ],
+        "pipelined": [(dim, entry.tile) for (size, dim), entry in _HOPPER_PIPELINED.items() if size == 2],
+        "pipelined fp8": [(dim, entry.tile) for (size, dim), entry in _HOPPER_PIPELINED.items() if size == 1],
         "packed forward": list(_HOPPER_PACKED.items()),
         "fp8": list(_HOPPER_FP8.items()),
         **banded,

@@ -4,7 +4,8 @@ dot_product_attention (XLA)
     Scores in fp32, times the scale; softmax in fp32, normalised, rounded into the input format; the second
     product. XLA may keep more precision than is written, so bits are not predicted. The derivative is JAX's:
     dP is rounded into the input format; the softmax's derivative in fp32, of the unrounded P; times the scale
-    in fp32 and rounded into the input format for the products with K and Q, which sum over a group in fp32.
+    in fp32. The products with K and Q are asked for in the input format, but XLA on a CPU takes dS as it is;
+    they sum over a group in fp32.
 pallas (jax.experimental.pallas.ops.gpu.attention.mha, interpret mode)
     Key tiles of 128 at most, ascending; scores in fp32 times scale * log2 e; exp2; P is rounded into the
     input format. XLA may contract that product with the subtraction of the maximum into one operation, in
@@ -95,7 +96,7 @@ def dot_product_arithmetic(problem: Problem) -> Arithmetic:
         scale_placement="scores",
         grad_probability_format=fmt,
         grad_score_format=FP32,
-        scaled_grad_score_format=fmt,
+        scaled_grad_score_format=FP32,
     )
 
 

@@ -58,7 +58,10 @@ FLASH_CAPABILITIES = Capabilities(
     # taken of the products before they are scaled: golden/findings/001.
     nonpositive_scale=False,
 )
-EFFICIENT_CAPABILITIES = replace(FLASH_CAPABILITIES, causal=("top_left",))
+# Hidden scores are set after the scale here, so that it may have any sign.
+EFFICIENT_CAPABILITIES = replace(
+    FLASH_CAPABILITIES, causal=("top_left",), value_dim_differs=True, nonpositive_scale=True
+)
 CUDNN_CAPABILITIES = replace(FLASH_CAPABILITIES, causal=("top_left",), head_dim=(8, 128), fewest_keys=2)
 
 

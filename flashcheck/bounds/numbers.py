@@ -35,7 +35,7 @@ exponentials (THEORY.md section 2.6), and predictions are first order."""
 _IN_CACHE = 1 << 14
 """Elements of which a dozen tensors stay in a processor core's cache."""
 
-_CLIP = 700.0  # exp(700) is finite in float64; an error of e^700 is "anything" for every format
+LARGEST_EXPONENT = 700.0  # exp(700) is finite in float64; an error of e^700 is "anything" for every format
 
 
 def in_parts(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -47,12 +47,12 @@ def in_parts(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 def exp_clipped(x: Tensor) -> Tensor:
     """exp(min(x, 700))."""
-    return torch.exp(x.clamp(max=_CLIP))
+    return torch.exp(x.clamp(max=LARGEST_EXPONENT))
 
 
 def expm1_clipped(x: Tensor) -> Tensor:
     """expm1(min(x, 700)); 0 for x = 0, so exact inputs stay exact."""
-    return torch.expm1(x.clamp(max=_CLIP))
+    return torch.expm1(x.clamp(max=LARGEST_EXPONENT))
 
 
 def weighted_growth(log_weight: Tensor, error: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from flashcheck.bounds.exponential import exponential_of
 from flashcheck.bounds.gradient_sums import dout_format, dout_of
 from flashcheck.bounds.numbers import (
     FP32_MAX,
+    LARGEST_EXPONENT,
     LARGEST_LINEAR,
     ORACLE_SHARE,
     SMALLEST_FP32,
@@ -139,6 +140,10 @@ def pair_errors(
         log_p = log_p if mask is None else torch.where(mask > 0, log_p, -torch.inf)
         relative = relative if mask is None else torch.where(mask > 0, relative, 0.0)
         p_error = weighted_growth(log_p, relative)
+        # Elsewhere an error of exp(LARGEST_EXPONENT) is more than any exact value, and so says as much.
+        beyond = (log_p > LARGEST_EXPONENT - 100.0) & (log_p + relative > LARGEST_EXPONENT)
+        if bool(beyond.any()):
+            past = beyond if past is None else past | beyond
     lost = flushed(machine)  # [B8]
     p_error = _floored(p_error, exponential.flush + (lost if eager else 0.0), mask)
     if past is not None:  # an exponent that errs by more than float64 can say: any P at all
@@ -239,6 +244,11 @@ def pair_errors(
         if taken is None:
             given_p = ds_error
         ds_size = ds.abs()
+        if (
+            problem.softcap > 1.0
+        ):  # the derivative of c tanh(x / c), taken from the left, multiplies by c first
+            capped = forward.visible & ~((ds_plain.abs() + plain_error) * problem.softcap < _NEAR_MAX)
+            overflow_ds = _either(capped, overflow_ds)
     overflow_ds = _either(overflow_ds, dp_past)
     if worst > LARGEST_LINEAR:  # P, or dS, may pass fp32's largest number by the errors of its exponent
         overflow_p = _either(overflow_p, forward.visible & ~(p_most < _NEAR_MAX))

@@ -17,6 +17,7 @@ from flashcheck.bounds.forward import forward_bound
 from flashcheck.bounds.pairs import Given
 from flashcheck.bounds.result import BackwardBound, ForwardBound
 from flashcheck.bounds.score_tests import ScoreSums, score_sums
+from flashcheck.checks.exhausted import ENOUGH, free_share, patiently, ran_out_of_memory
 from flashcheck.checks.measure import Measured, measure
 from flashcheck.checks.reference import (
     BackwardReference,
@@ -66,19 +67,28 @@ class Judged:
     def run(self, problem: Problem | None = None) -> ForwardResult:
         """The kernel's result for a problem (this one by default), on the CPU and validated.
 
-        Raises KernelError where the kernel raised or returned something of another shape.
+        Raises KernelError where the kernel raised or returned something of another shape, JudgeError where
+        other processes left it no memory on the device.
         """
         problem = self.problem if problem is None else problem
-        try:
+
+        def call() -> tuple[Tensor, Tensor | None]:
             # A kernel that faults on a GPU makes every later call fail, copies included.
-            moved = on_device(problem, self.device)
-            result = self.kernel.forward(moved)
-            out = result.out.detach().cpu()
-            lse = None if result.lse is None else result.lse.detach().cpu()
+            result = self.kernel.forward(on_device(problem, self.device))
+            return result.out.detach().cpu(), None if result.lse is None else result.lse.detach().cpu()
+
+        try:
+            out, lse = patiently(call, self.device)
         except Exception as error:
-            raise KernelError(f"the kernel raised {type(error).__name__}: {error}") from error
+            raise self._fault("the kernel", error) from error
         self._validate(problem, out, lse)
         return ForwardResult(out, lse)
+
+    def _fault(self, what: str, error: Exception) -> KernelError | JudgeError:
+        """Whose fault it is that ``what`` raised."""
+        if ran_out_of_memory(error) and free_share(self.device) < ENOUGH:
+            return JudgeError(f"{self.device} has no memory left for {what}: other processes hold it")
+        return KernelError(f"{what} raised {type(error).__name__}: {error}")
 
     def _validate(self, problem: Problem, out: Tensor, lse: Tensor | None) -> None:
         shape = (problem.batch, problem.num_heads, problem.num_queries, problem.value_dim)
@@ -243,12 +253,16 @@ class Judged:
         if backward is None:
             raise KernelError("no backward is declared")
         problem = self.gradient_problem
-        try:
+
+        def call() -> dict[str, Tensor]:
             moved = on_device(problem, self.device)
             raw = backward(moved, out.to(self.device), lse.to(self.device))
-            result = {name: x.detach().cpu() for name, x in raw.items()}
+            return {name: x.detach().cpu() for name, x in raw.items()}
+
+        try:
+            result = patiently(call, self.device)
         except Exception as error:
-            raise KernelError(f"the backward raised {type(error).__name__}: {error}") from error
+            raise self._fault("the backward", error) from error
         for name, shape in self.gradient_shapes.items():
             if name not in result:
                 raise KernelError(f"the backward returned no {name}")

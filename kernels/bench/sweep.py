@@ -29,6 +29,7 @@ import triton
 
 from kernels.bench.candidates import COMPILED_ONLY, KERNELS, OTHERS, candidates
 from kernels.bench.problems import TOKENS, WIDTH, size
+from kernels.tuning import Tile, hopper_tables
 
 _ROOT = Path(__file__).parents[2]
 _SECTIONS = [None, 1, 16, 1 << 20]  # heads side by side: the default, one, some, all
@@ -151,6 +152,13 @@ def _report(group: dict[str, Any], lines: list[dict[str, Any]]) -> None:
         )
 
 
+def _tiles(kernel: str, head_dim: int, current: bool) -> list[Tile]:
+    """Candidates; of the dense 16-bit kernels only those of the table, if ``current``."""
+    if not current or kernel not in KERNELS:
+        return candidates(kernel, head_dim)
+    return list(dict.fromkeys(tile for dim, tile in hopper_tables()[kernel] if dim == head_dim))
+
+
 def _save(path: Path | None, record: dict[str, Any]) -> None:
     if path is not None:
         part = path.with_suffix(".part")
@@ -172,6 +180,7 @@ def main() -> int:
         "--compile-only", action="store_true", help="no measurement: resources, without a GPU"
     )
     parser.add_argument("--no-orders", action="store_true", help="only the default order of heads")
+    parser.add_argument("--current", action="store_true", help="dense 16-bit kernels: only the table's tiles")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="compiling processes")
     arguments = parser.parse_args()
     unknown = set(arguments.kernels.split(",")) - {*KERNELS, *OTHERS}
@@ -188,7 +197,7 @@ def main() -> int:
             "kernel": kernel,
             "head_dim": dim,
             "causal": causal,
-            "tiles": [_shape(tile) for tile in candidates(kernel, dim)],
+            "tiles": [_shape(tile) for tile in _tiles(kernel, dim, arguments.current)],
             "sections": _SECTIONS if kernel in OTHERS and on_gpu and not arguments.no_orders else [None],
             "lengths": lengths,
             "tokens": tokens,

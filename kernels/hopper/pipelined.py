@@ -383,6 +383,7 @@ def launch_hopper_pipelined(
     tile: Tile,
     section: int | None = None,
     persistent: bool = False,
+    programs: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """O and the natural log-sum-exp of a call that `pipelined_possible` accepts, beside `possible`.
 
@@ -392,6 +393,7 @@ def launch_hopper_pipelined(
         tile: ``block_m`` is 128, ``num_warps`` 8 (those that compute), ``num_stages`` the tiles of a ring.
         section: heads that run side by side (`kernels.hopper.order`).
         persistent: one program a multiprocessor, which takes several tiles in turn.
+        programs: if persistent, how many instead.
     """
     q, k, v = operands.q, operands.k, operands.v
     batch, heads, num_queries, head_dim = q.shape
@@ -403,9 +405,9 @@ def launch_hopper_pipelined(
         section = section_heads(k, group, batch * heads) if banded else group
     num_tiles = triton.cdiv(num_queries, tile.block_m)
     work = num_tiles * batch * heads
-    programs = work
-    if persistent and q.device.type == "cuda":
-        programs = min(work, torch.cuda.get_device_properties(q.device).multi_processor_count)
+    if programs is None and q.device.type == "cuda":
+        programs = torch.cuda.get_device_properties(q.device).multi_processor_count
+    programs = work if not persistent or programs is None else min(work, programs)
     rows, fp8 = tile.block_m // 2, path.operand in FP8
     factors = (operands.q_factor, operands.k_factor, operands.v_factor)
     with device_of(q):

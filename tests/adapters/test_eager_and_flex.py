@@ -15,7 +15,7 @@ from flashcheck.adapters.torch_flex_backward import by_autograd
 from flashcheck.bounds.forward import forward_bound
 from flashcheck.certify import certify
 from flashcheck.checks import Judged
-from flashcheck.formats import FP32
+from flashcheck.formats import FP32, format_of
 from flashcheck.kernel import as_kernel
 from flashcheck.loading import load
 from flashcheck.oracle import fp64
@@ -188,6 +188,28 @@ def test_pallas_with_scores_of_1e11_is_inside_its_bound() -> None:
     q, k, v = (torch.randn(1, 1, 32, 16, generator=g) for _ in range(3))
     p = Problem(1e6 * q, 1e5 * k, v)
     assert Judged(load("jax.pallas.mha"), p).measured["O"].over == 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs jax, an extra")
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("jax.dot_product_attention", torch.bfloat16), ("jax.pallas.mha", torch.float32)]
+)
+def test_jax_rounds_the_scaled_ds_or_not_as_declared(name: str, wrong: torch.dtype) -> None:
+    """Queries of 0 and values that are multiples of the number of keys make everything before exact."""
+    g = torch.Generator().manual_seed(5)
+    k = (2 * torch.randn(1, 2, 16, 16, generator=g)).bfloat16()
+    v = 16 * torch.randint(-4, 5, (1, 2, 16, 16), generator=g).bfloat16()
+    dout = torch.randint(-1, 2, (1, 2, 16, 16), generator=g).bfloat16()
+    p = Problem(torch.zeros_like(k), k, v, dout=dout, scale=0.3)
+    kernel = load(name)
+    right = replace(kernel.arithmetic(p), delta_format=None, grad_probability_format=None)
+    margins = []
+    for declared in (right, replace(right, scaled_grad_score_format=format_of(wrong))):
+        judged = Judged(replace(kernel, arithmetic=lambda _, a=declared: a), p)  # type: ignore[misc]
+        dq = judged.measured_gradients["dQ"]
+        assert dq.bound.centred is not None
+        margins.append(float(dq.bound.centred.margin(dq.got).max()))
+    assert margins[0] <= 1 < margins[1]
 
 
 def flash_attn_func(q, k, v, softmax_scale=None, causal=False, window_size=(-1, -1), return_attn_probs=False):  # type: ignore[no-untyped-def]

@@ -33,6 +33,7 @@ from kernels.tuning import Tile
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 FP8_NAMES = ("e4m3", "e5m2")
+PIPELINED = ("hopper pipelined", "hopper pipelined persistent")
 
 
 @dataclass(frozen=True)
@@ -178,8 +179,9 @@ def hopper_results(c, problem, operands, parsed, path, stored):
     if path.operand in FP8_NAMES:
         operands = replace(operands, v=columns(operands.v))
     if c.kernel.startswith("hopper pipelined"):
+        # Fewer programs than tiles, so that each takes several in turn.
         persistent = c.kernel.endswith("persistent")
-        pair = launch_hopper_pipelined(operands, parsed, path, c.tile, None, persistent)
+        pair = launch_hopper_pipelined(operands, parsed, path, c.tile, None, persistent, programs=1)
         return dict(zip(("out", "lse"), pair, strict=True))
     if c.kernel == "hopper fp8":
         return dict(zip(("out", "lse"), launch_hopper_products(operands, parsed, path, c.tile), strict=True))
@@ -216,11 +218,11 @@ def configurations(arch="sm90"):
             tables.append((kernel, table.get((arch, gradient_bytes, kernel), {})))
         if path.operand in FP8_NAMES and arch == "sm90":
             tables.append(("hopper fp8", tuning.hopper_tables()["fp8"]))
-            tables.append(("hopper pipelined", tuning.hopper_tables()["pipelined fp8"]))
+            tables += [(order, tuning.hopper_tables()["pipelined fp8"]) for order in PIPELINED]
         elif score is None and dtype.itemsize == 2 and arch == "sm90":
             for kernel, packed in itertools.product(("forward", "dq", "dkdv"), ("", "packed ")):
                 tables += [(f"hopper {packed}{kernel}", tuning.hopper_tables()[f"{packed}{kernel}"])]
-            tables.append(("hopper pipelined", tuning.hopper_tables()["pipelined"]))
+            tables += [(order, tuning.hopper_tables()["pipelined"]) for order in PIPELINED]
         for kernel, by_dim in tables:
             entries = by_dim if isinstance(by_dim, list) else by_dim.items()
             found += [Configuration(kernel, dtype, dim, tile, score) for dim, tile in entries]

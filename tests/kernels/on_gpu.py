@@ -20,7 +20,8 @@ from pathlib import Path
 
 import torch
 
-PARTS = ("casts", "precision", "repeats", "sinks", "pipelined", "exactness")
+PARTS = ("casts", "precision", "repeats", "sinks", "pipelined", "exactness", "judged")
+EXACT = ("sinks", "pipelined", "exactness", "judged")
 SECONDS = 90
 """What one configuration may take, compilation included."""
 PROCESSES = 12
@@ -166,6 +167,22 @@ def pipelined(device):
     return {"cases": len(cases), "wrong": {str(case): result for case, result in results if result}}
 
 
+def judged_one(case, device):
+    from tests.kernels.judged import rejections
+
+    with limited(2 * SECONDS):
+        return rejections(case, device)
+
+
+def judged(device):
+    """Long calls through the checks, as users make them."""
+    from tests.kernels.judged import CASES, SHORT
+
+    cases = CASES if device.type == "cuda" else [SHORT]
+    results = zip(cases, side_by_side(judged_one, cases, device), strict=True)
+    return {"cases": len(cases), "wrong": {str(case): result for case, result in results if result}}
+
+
 def outliers_one(arguments, device):
     from tests.kernels.precision import outlier_rms
 
@@ -219,6 +236,7 @@ def main():
         "sinks": lambda: sinks(device),
         "pipelined": lambda: pipelined(device),
         "exactness": lambda: exactness(device, arguments.kernels, arguments.sweep),
+        "judged": lambda: judged(device),
     }
     for name in chosen:
         part = parts[name]
@@ -243,7 +261,7 @@ def good(report):
     precise = ran and all(row["published"] is None or row["rms"] <= row["published"] for row in rows)
     same = not any(parts.get("casts", {}).get("differ", {}).values())
     same = same and not parts.get("repeats", {}).get("differ")
-    exact = not any(parts.get(name, {}).get("wrong") for name in ("sinks", "pipelined", "exactness"))
+    exact = not any(parts.get(name, {}).get("wrong") for name in EXACT)
     return precise and same and exact
 
 

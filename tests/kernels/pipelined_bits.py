@@ -44,9 +44,10 @@ def differences(case, device):
         if path.operand in FP8:
             operands = replace(operands, v=columns(operands.v))
         expected = launch_hopper_products(operands, parsed, path, Tile(64, keys, 4, 2))
-        for persistent in (False, True):
+        for persistent in (0, 1, 5, 132):  # programs; 0: one a tile of queries
+            tile = Tile(128, keys, 8, stages)
             got = launch_hopper_pipelined(
-                operands, parsed, path, Tile(128, keys, 8, stages), None, persistent
+                operands, parsed, path, tile, None, persistent > 0, programs=persistent
             )
             for name, x, y in zip(("out", "lse"), got, expected, strict=True):
                 # Bits: rows without a key have a log-sum-exp of -inf. Where the maximum is a product, its

@@ -1,52 +1,102 @@
-"""A small set of launches of every kernel, meant to run under compute-sanitizer; prints what it ran.
+"""Launches of every kernel on small ragged problems, to run under compute-sanitizer; prints what it ran.
 
     compute-sanitizer --tool memcheck  --error-exitcode 1 python -m tests.kernels.sanitize
     compute-sanitizer --tool racecheck --error-exitcode 1 python -m tests.kernels.sanitize
 
-Each configuration of the table runs once on a ragged problem, each option once. Where there is no GPU
-it runs in the interpreter, which shows that the script works and nothing else.
+Each configuration of the table, each option, a paged decode; ``--few`` takes one configuration a kernel and
+format, ``--compile`` only fills the cache of compiled kernels, several processes at once: to be run before,
+where time is short. Without a GPU it runs in the interpreter, which shows that the script works and nothing
+else.
 """
 
+import argparse
 import os
+import sys
+import time
 
 # The caching allocator would hide accesses past a tensor's end inside its own blocks.
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
 
 import torch
 
+OPTIONS = ("band", "mask", "bias", "alibi and sink", "packed", "key lengths", "e4m3", "paged decode")
 
-def main():
-    if not torch.cuda.is_available():
-        os.environ["TRITON_INTERPRET"] = "1"
+
+def chosen(few, device):
+    """Configurations to launch; ``few``: the largest head dim up to 128 of each kernel and format."""
+    from tests.kernels.exactness import configurations, distinct_blocks
+
+    found = configurations()
+    if few:
+        largest = {}
+        for c in sorted((c for c in found if c.head_dim <= 128), key=lambda c: c.head_dim):
+            largest[c.kernel, c.dtype, c.score] = c
+        wide = (torch.float16, torch.float8_e5m2)  # the same code as bf16 and e4m3, but for a conversion
+        found = [c for c in largest.values() if c.dtype not in wide]
+        found.sort(key=lambda c: ("pipelined" not in c.kernel, "hopper" not in c.kernel, c.kernel))
+    return found if device.type == "cuda" else distinct_blocks(found)[:3]
+
+
+def launch(work, device):
+    """One configuration, or the calls of one option; what there is to say about it."""
+    from tests.kernels.exactness import Configuration, faults
+
+    if isinstance(work, Configuration):
+        return "; ".join(faults(work, device, num_queries=70, num_keys=140)) or "exact"
+    call(work, device)
+    return "ran"
+
+
+def call(option, device):
     import kernels
     from tests.kernels.attention import inputs, make
-    from tests.kernels.exactness import configurations, distinct_blocks, faults
+
+    q, k, v = inputs(device, torch.bfloat16, batch=1, heads=4, kv_heads=2, nq=37, nk=75, d=40, dv=24)
+    if option == "paged decode":
+        table = torch.tensor([[2, 0, 1]], device=device)
+        pages = [make((3, 2, 16, n), torch.bfloat16, n, device) for n in (40, 24)]
+        lengths = torch.tensor([39], device=device)
+        kernels.flash_decode(q[:, :, :2], *pages, block_table=table, key_lengths=lengths, num_splits=3)
+        return
+    ends_q, ends_k = (torch.tensor(x, device=device) for x in ([0, 20, 37], [0, 40, 75]))
+    options = {
+        "band": {"causal": "bottom_right", "window": (20, None)},
+        "mask": {"mask": torch.rand(1, 1, 37, 75, device=device) < 0.7},
+        "bias": {"bias": make((1, 4, 1, 75), torch.bfloat16, 1, device), "softcap": 4.0},
+        "alibi and sink": {
+            "alibi_slopes": torch.ones(4, device=device),
+            "sink": torch.zeros(4, device=device),
+        },
+        "packed": {"cu_seqlens_q": ends_q, "cu_seqlens_k": ends_k},
+        "key lengths": {"key_lengths": torch.tensor([50], device=device)},
+        "e4m3": {"score": "e4m3", "score_scales": "rows", "hadamard": True},
+    }[option]
+    out, lse = kernels.forward(q, k, v, **options)
+    kernels.backward(make(out.shape, out.dtype, 3, device), q, k, v, out, lse, **options)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--few", action="store_true", help="one configuration a kernel and format")
+    parser.add_argument("--compile", action="store_true", help="fill the cache, several processes at once")
+    parser.add_argument("--seconds", type=float, default=1e9, help="start nothing after so long")
+    arguments = parser.parse_args()
+    start = time.monotonic()
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
+    from tests.kernels.on_gpu import side_by_side
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = configurations()
-    found = found if device.type == "cuda" else distinct_blocks(found)[:3]
-    for configuration in found:
-        wrong = faults(configuration, device, num_queries=70, num_keys=140)
-        print(f"{configuration}: {'; '.join(wrong) or 'exact'}", flush=True)
-    q, k, v = inputs(device, torch.bfloat16, batch=1, heads=4, kv_heads=2, nq=37, nk=75, d=40, dv=24)
-    ends_q, ends_k = (torch.tensor(x, device=device) for x in ([0, 20, 37], [0, 40, 75]))
-    for options in (
-        {"causal": "bottom_right", "window": (20, None)},
-        {"mask": torch.rand(1, 1, 37, 75, device=device) < 0.7},
-        {"bias": make((1, 4, 1, 75), torch.bfloat16, 1, device), "softcap": 4.0},
-        {"alibi_slopes": torch.ones(4, device=device), "sink": torch.zeros(4, device=device)},
-        {"cu_seqlens_q": ends_q, "cu_seqlens_k": ends_k},
-        {"key_lengths": torch.tensor([50], device=device)},
-        {"score": "e4m3", "score_scales": "rows", "hadamard": True},
-    ):
-        out, lse = kernels.forward(q, k, v, **options)
-        kernels.backward(make(out.shape, out.dtype, 3, device), q, k, v, out, lse, **options)
-        print(f"options {sorted(options)}", flush=True)
-    table = torch.tensor([[2, 0, 1]], device=device)
-    pages = [make((3, 2, 16, n), torch.bfloat16, n, device) for n in (40, 24)]
-    lengths = torch.tensor([39], device=device)
-    kernels.flash_decode(q[:, :, :2], *pages, block_table=table, key_lengths=lengths, num_splits=3)
-    print("paged decode", flush=True)
+    works = [*chosen(arguments.few, device), *OPTIONS]
+    if arguments.compile:
+        results = side_by_side(launch, works, device)
+        sys.stdout.write("".join(f"{w}: {r}\n" for w, r in zip(works, results, strict=True)))
+        return
+    for i, work in enumerate(works):
+        if time.monotonic() - start > arguments.seconds:
+            print(f"out of time: {len(works) - i} of {len(works)} not run", flush=True)
+            break
+        print(f"{work}: {launch(work, device)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.bench import goals, tables
+from kernels.bench import goals, tables, traffic
 from kernels.bench.grid import LARGEST_DIFFERENCE, difference, measure, ratio, tflops
 from kernels.bench.methods import CUDNN, EAGER, FLASH2, OURS
 from kernels.bench.problems import size
@@ -98,3 +98,22 @@ def test_a_whole_run(tmp_path):
     assert all(goal["reached"] == "not measured" for goal in found["goals"])
     assert "ratio of speeds" in run.stdout
     assert "no figure" in run.stdout or figure.read_text().startswith("<?xml")
+
+
+def test_bytes_are_read_from_the_profiler():
+    head = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
+    lines = [
+        f'"{i}","kernel{i}","dram__bytes_{way}.sum","{unit}","{value}"\n'
+        for i in range(4)
+        for way, unit, value in (("read", "byte", "405,798,912"), ("write", "Mbyte", "136.314880"))
+    ]
+    launches = traffic.counted("==PROF== noise\n" + head + "".join(lines))
+    rows = traffic.compared(launches)
+    assert [row["kernel"] for row in rows] == ["kernel0", "kernel1", "kernel2", "kernel3"]
+    # 8 * 32 heads of 4096 queries at dim 64: q, k, v and O in 2 bytes, a log-sum-exp in 4.
+    assert rows[0]["fewest"] == 8 * 32 * 4096 * (4 * 64 * 2 + 4)
+    assert rows[0]["bytes"] == 405798912 + 136314880
+    with pytest.raises(ValueError, match="3 launches"):
+        traffic.compared(launches[:3])
+    with pytest.raises(ValueError, match="no table"):
+        traffic.counted("==ERROR== no permission")

@@ -29,6 +29,13 @@ def test_candidates(kernel):
             assert max(tile.block_m, tile.block_n) <= 256
 
 
+def test_the_tables_tiles_can_be_timed_alone():
+    for kernel in KERNELS:
+        assert set(sweep._tiles(kernel, 64, True)) < set(sweep._tiles(kernel, 64, False))
+        assert sweep._tiles(kernel, 64, True)
+    assert sweep._tiles("pipelined", 64, True) == candidates("pipelined", 64)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_wrong_result_is_seen(causal):
     """One lost key in 40, or one NaN, is far outside what is accepted; rounding to bf16 far inside."""

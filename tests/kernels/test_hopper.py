@@ -14,6 +14,7 @@ from kernels.hopper import calls
 from kernels.hopper.backward_dkdv import launch_hopper_dkdv
 from kernels.hopper.backward_dq import launch_hopper_dq
 from kernels.hopper.forward import launch_hopper_forward
+from kernels.hopper.pipelined import pipelined_possible
 from kernels.interpreter import interpreted
 from kernels.operands import Gradients, Operands
 from kernels.options import parse_options
@@ -218,6 +219,24 @@ def test_the_declaration_knows_what_a_call_asks_for(options, device):
     parsed = parse_options(q, k, **options)
     assert calls.simple_by_name(options) == calls.simple(parsed)
     assert calls.packed_by_name(options) == calls.packed(parsed)
+
+
+@pytest.mark.parametrize(
+    ("options", "possible"),
+    [
+        ({}, True),
+        ({"causal": "bottom_right"}, True),
+        ({"window": (None, 3)}, True),
+        ({"window": (3, None)}, False),
+        ({"scale": -0.5}, False),
+        ({"cu_seqlens_q": torch.tensor([0, 20]), "cu_seqlens_k": torch.tensor([0, 20])}, False),
+    ],
+    ids=str,
+)
+def test_what_the_kernel_in_gluon_covers(options, possible, device):
+    options = {n: x.to(device) if torch.is_tensor(x) else x for n, x in options.items()}
+    q, k, _ = inputs(device, torch.bfloat16, nq=20, nk=20, d=64)
+    assert pipelined_possible(parse_options(q, k, **options)) is possible
 
 
 def test_the_passes_take_these_kernels(device, monkeypatch):

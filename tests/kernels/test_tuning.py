@@ -24,7 +24,7 @@ def test_every_head_dim_has_a_tile(arch, element_bytes, monkeypatch):
             assert tile.block_n >= 16
 
 
-@pytest.mark.parametrize("keys", [0, 1000, 2047, 2048, 5000, 8191, 8192, 100_000])
+@pytest.mark.parametrize("keys", [0, 1000, 1023, 1024, 2047, 2048, 4096, 5000, 100_000])
 @pytest.mark.parametrize("d", [d for d in range(1, 257) if tuning.hopper_has(2, d, d)])
 def test_hopper_and_portable_tiles_hold_the_same_keys(d, keys, monkeypatch):
     """Which of them runs depends on addresses and strides, of which a declaration knows nothing."""
@@ -63,3 +63,16 @@ def test_small_head_dims_keep_off_wgmma(monkeypatch):
 )
 def test_interpreter_tiles_grow_with_the_length(length, side):
     assert tuning._interpreter_side(length) == side
+
+
+@pytest.mark.parametrize(("size", "dim"), list(tuning._HOPPER_PIPELINED))
+def test_long_calls_go_to_the_pipelined_kernel(size, dim):
+    entry = tuning._HOPPER_PIPELINED[size, dim]
+    for d in (dim // 2 + 8, dim):
+        assert tuning.pipelined_tile(size, d, entry.fewest_keys - 1, False) is None
+        assert tuning.pipelined_tile(size, d, entry.fewest_keys, False) == (entry.tile, entry.persistent)
+        masked = entry.persistent_masked_below > entry.fewest_keys
+        assert tuning.pipelined_tile(size, d, entry.fewest_keys, True) == (entry.tile, masked)
+        assert tuning.pipelined_tile(size, d, 1 << 20, True) == (entry.tile, False)
+    assert tuning.pipelined_tile(size, 2 * dim, 1 << 20, False) is None
+    assert tuning.pipelined_tile(4, dim, 1 << 20, False) is None
