@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashcheck.adapters import torch_sdpa_cuda
 from flashcheck.adapters.torch_sdpa_cuda import by_autograd
 from flashcheck.errors import ArgumentError
 from flashcheck.kernel import Kernel
@@ -41,6 +42,30 @@ def test_an_operator_is_differentiated_at_the_forward_that_is_given() -> None:
     assert (dq.double() - want.dq).abs().max() < 1e-5
     assert (dk.double().unflatten(1, (2, 2)).sum(2) - want.dk).abs().max() < 1e-5
     assert (dv.double().unflatten(1, (2, 2)).sum(2) - want.dv).abs().max() < 1e-5
+
+
+def test_cudnn_is_never_asked_for_the_gradients_of_one_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """golden/findings/014; here on the operator of the CPU."""
+    rows = []
+
+    def call(p: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        rows.append(q.shape[:3].numel())
+        return _cpu_operator(p, q, k, v)
+
+    monkeypatch.setattr(torch_sdpa_cuda, "_cudnn_call", call)
+    g = torch.Generator().manual_seed(0)
+    q, dout = (torch.randn(1, 1, 1, 16, generator=g) for _ in range(2))
+    k, v = (torch.randn(1, 1, 9, 16, generator=g) for _ in range(2))
+    p = Problem(q, k, v, dout=dout)
+    exact = fp64.forward(p)
+    out, lse = exact.out.float() + 0.25, exact.lse.float() - 0.5
+    backward = load("torch.sdpa.cuda.cudnn").backward
+    assert backward is not None
+    want = fp64.backward(p, out, lse)
+    for name, x in backward(p, out, lse).items():
+        assert x.shape == getattr(want, name).shape
+        assert (x.double() - getattr(want, name)).abs().max() < 1e-5, name
+    assert rows == [2]
 
 
 def problem_with(dtype: torch.dtype = torch.float32, **options: object) -> Problem:

@@ -156,6 +156,16 @@ def test_a_kernel_without_zero_lengths_refuses_both() -> None:
         assert replace(EVERYTHING, zero_length=False).refuses(spec.outline()) is not None
 
 
+def test_a_kernel_that_takes_no_single_key_gets_none() -> None:
+    kernel = load("emulator.flash.bf16")
+    kernel = replace(kernel, capabilities=replace(kernel.capabilities, fewest_keys=2))
+    assert "one query, one key" not in required(kernel.capabilities)
+    plan = make_plan(kernel, "standard")
+    assert min(case.spec.num_keys for case in plan.cases if case.spec.num_keys) == 2
+    assert not any(plan.unplanned.values())
+    assert kernel.capabilities.refuses(ProblemSpec(dtype="bf16", num_keys=1).outline()) is not None
+
+
 def test_keys_are_read_off_wide_values_first() -> None:
     """One run tells as many keys as V has columns."""
     narrow = ProblemSpec(num_queries=33, num_keys=127, head_dim=16, value_dim=1)
