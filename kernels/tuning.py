@@ -352,7 +352,13 @@ def hopper_tables() -> dict[str, list[tuple[int, Tile]]]:
         banded[kernel] += [(dim, tile) for tile in dict.fromkeys(tiles)]
     return {
         "forward": [(dim, tile) for dim, tiles in _HOPPER_FORWARD.items() for _, tile in tiles],
-        "pipelined": [(dim, entry.tile) for (size, dim), entry in _HOPPER_PIPELINED.items() if size == 2],
+        # In 16 bit, head dims up to three quarters run other code.
+        "pipelined": [
+            (dim, entry.tile)
+            for (size, whole), entry in _HOPPER_PIPELINED.items()
+            for dim in (whole, whole // 4 * 3)
+            if size == 2
+        ],
         "pipelined fp8": [(dim, entry.tile) for (size, dim), entry in _HOPPER_PIPELINED.items() if size == 1],
         "packed forward": list(_HOPPER_PACKED.items()),
         "fp8": list(_HOPPER_FP8.items()),
