@@ -84,9 +84,13 @@ def backward_bound(
         return centred.predicted_pairs(pairs, arithmetic, problem.effective_scale)
 
     @cache
+    def of_stored() -> dict[str, Tensor]:
+        return {name: centred.gradient_centre(total, stored()) for name, total in sums.items()}
+
+    @cache
     def predictions() -> dict[str, Prediction]:
         variances = rms_backward.backward_variance(
-            problem, forward, exact, given.lse, pairs, stored(), sums, machine
+            problem, forward, exact, given.lse, pairs, of_stored(), sums, scores.noise, machine
         )
         rms = after_rounding(value, _joined(variances[name] for name in sums), fmt)
         linear = rms_backward.first_order(pairs, problem)
@@ -99,8 +103,8 @@ def backward_bound(
 
     @cache
     def centres() -> dict[str, Interval]:
-        centre, slack = zip(*(centred.gradient_centre(x, stored()) for x in sums.values()), strict=True)
-        whole = centred.gradient_interval(_joined(centre), _joined(slack), value, fmt, past)
+        slack = (centred.gradient_error(sums[name], stored(), x) for name, x in of_stored().items())
+        whole = centred.gradient_interval(_joined(of_stored().values()), _joined(slack), value, fmt, past)
         return dict(zip(sums, apart(whole, shapes), strict=True))
 
     tensors = {}

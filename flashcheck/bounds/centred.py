@@ -130,12 +130,17 @@ def _of_rounded_p(pairs: PairErrors, p: Tensor, p_slack: Tensor) -> tuple[Tensor
     return pairs.ds * (share * p), error + pairs.ds.abs() * (share * p_slack)
 
 
-def gradient_centre(total: GradientSum, stored: PredictedPairs) -> tuple[Tensor, Tensor]:
-    """Centre and error of dq, dk or dv; no tiling is needed, since P is recomputed from the stored LSE."""
+def gradient_centre(total: GradientSum, stored: PredictedPairs) -> Tensor:
+    """dq, dk or dv of the stored operands; no tiling is needed, since P is recomputed from the stored LSE."""
+    operand = stored.p if total.name == "dv" else stored.ds
+    return total.apply(operand, total.other).mul_(total.factor)
+
+
+def gradient_error(total: GradientSum, stored: PredictedPairs, centre: Tensor) -> Tensor:
+    """How far what is computed may lie from that."""
     operand, slack = (stored.p, stored.p_slack) if total.name == "dv" else (stored.ds, stored.ds_slack)
     size = operand if total.name == "dv" else operand.abs()
-    centre = total.apply(operand, total.other).mul_(total.factor)
-    return centre, total.error(centre, size, slack)
+    return total.error(centre, size, slack)
 
 
 def gradient_interval(

@@ -90,7 +90,7 @@ def forward_bound(
 
     @cache
     def variances() -> tuple[Tensor, Tensor]:
-        return rms.forward_variance(problem, exact, weights, arithmetic, machine)
+        return rms.forward_variance(problem, errors.noise, weights, arithmetic, machine)
 
     def prediction(value: Tensor, variance: Tensor, fmt: Format) -> Prediction:
         linear = judged & rms.first_order(weights)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -15,14 +17,13 @@ from flashcheck.bounds.accumulation import (
 from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT, in_parts
 from flashcheck.bounds.products import weighted
 from flashcheck.bounds.rows import SoftmaxRows
-from flashcheck.bounds.score_noise import score_bias, score_variance
+from flashcheck.bounds.score_noise import ScoreNoise
 from flashcheck.bounds.weights import WeightErrors
-from flashcheck.formats import Format, round_to_spacing, ulp
-from flashcheck.oracle.quantities import ForwardQuantities
+from flashcheck.formats import Format, round_nearest, round_to_spacing, ulp
 from flashcheck.problem import Problem
 
-_FINE = 0.6**-2
-"""(spacing / sigma)^2 from which on the output's rounding is summed value by value."""
+_FINE = 0.2**2
+"""(sigma / spacing)^2 below which the output's rounding is summed value by value."""
 
 
 def first_order(weights: WeightErrors) -> Tensor:
@@ -39,7 +40,7 @@ def first_order(weights: WeightErrors) -> Tensor:
 
 def forward_variance(
     problem: Problem,
-    exact: ForwardQuantities,
+    noise: ScoreNoise,
     weights: WeightErrors,
     arithmetic: Arithmetic,
     machine: Machine,
@@ -50,8 +51,8 @@ def forward_variance(
     if num_keys == 0:
         return torch.zeros_like(out), torch.zeros_like(rows.lse)
     deviations = rows.deviations
-    scores = _with_sink(score_variance(problem, exact, arithmetic, machine), rows)
-    scores.addcmul_(rows.gap, rows.gap, value=0.36 * UNIT**2).add_((weights.exp_error / 1.73) ** 2)
+    scores = torch.addcmul(_with_sink(noise.variance, rows), rows.gap, rows.gap, value=0.36 * UNIT**2)
+    scores.add_((weights.exp_error / 1.73) ** 2)
     p_square = p.square()
     scores.mul_(p_square)
     shift, rounding = _probability_rounding(weights, arithmetic)
@@ -78,9 +79,8 @@ def forward_variance(
             moved_sum = shift.sum(-1, keepdim=True)
             moved, total = moved - out * moved_sum, total + moved_sum.square()
         variance.add_(moved.square_())
-    bias = score_bias(problem, exact, arithmetic, machine)
-    if bias is not None:
-        drift = p * _with_sink(bias, rows)
+    if noise.bias is not None:
+        drift = p * _with_sink(noise.bias, rows)
         drift_total = drift.sum(-1, keepdim=True)
         total = total + drift_total.square()
         variance.add_((weighted(problem, drift, rows.values) - out * drift_total).square())
@@ -94,9 +94,11 @@ def forward_variance(
 def after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
     """sqrt(E[(RN(exact + sigma Z) - exact)^2]), Z standard normal, sigma^2 = ``variance``; all of one shape.
 
-    Where sigma is below 0.6 spacings the sum runs over the neighbouring stored values (an exactly
-    representable value then has error 0). From there on the rounding is one more independent error:
-    the correction to that is of relative size 2 exp(-2 pi^2 (sigma / spacing)^2) < 0.002.
+    With r = sigma / spacing and o the distance to the nearest stored value, the error of rounding is a
+    sawtooth, so that this is, in squared spacings,
+    r^2 + 1/12 + sum_k (-1)^k cos(2 pi k o) exp(-2 pi^2 k^2 r^2) (1/(pi k)^2 + 4 r^2).
+    Four terms serve where r >= 0.2; below, the masses that round to the values next to the nearest one do, to
+    2e-6 (an exactly representable value then has error 0).
     """
     parts = [_after_rounding(part, square, fmt) for part, square in in_parts(exact, variance)]
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(exact.shape)
@@ -104,33 +106,50 @@ def after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
 
 def _after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
     """``after_rounding`` for a part of one dimension."""
+    if not exact.numel():
+        return torch.zeros_like(exact)
     spacing = ulp(exact, fmt)
-    precision = (spacing.square() / variance).nan_to_num_(0.0)
-    least, most = (float(x) for x in precision.aminmax()) if precision.numel() else (0.0, 0.0)
-    continuous = None
-    if least <= _FINE:
-        continuous = torch.addcmul(variance, spacing, spacing, value=1 / 12)
-        if most <= _FINE:
-            return continuous.sqrt_().nan_to_num_(0.0, 0.0)
-    in_spacings = exact / spacing
-    offset = in_spacings.round().sub_(in_spacings)
+    offset = exact / spacing
+    offset = offset.round().sub_(offset)
+    spacing.square_()
+    noise = (variance / spacing).nan_to_num_(torch.inf)
+    least, most = (float(x) for x in noise.aminmax())
+    error = _waves(offset, noise) if most >= _FINE else None
+    if least < _FINE:
+        near = _neighbours(offset, noise)
+        error = near if error is None else torch.where(noise < _FINE, near, error)
+    assert error is not None
     if float(exact.abs().amax()) >= fmt.overflow_threshold:
-        offset = round_to_spacing(exact, spacing, fmt).sub_(exact).div_(spacing)
+        past = (round_nearest(exact, fmt) - exact).square_().div_(spacing)
+        error = torch.where(past > 1, past + noise, error)
+    return error.mul_(spacing).sqrt_().nan_to_num_(0.0, 0.0)
+
+
+def _waves(offset: Tensor, noise: Tensor) -> Tensor:
+    """Four terms of the sum over k, in squared spacings; ``noise`` is r^2."""
+    first = torch.cos(offset * (2 * math.pi))
+    second = (first * first).mul_(2.0).sub_(1.0)
+    third, fourth = (2 * first * second).sub_(first), (second * second).mul_(2.0).sub_(1.0)
+    fading = torch.exp(noise * (-2 * math.pi**2))
+    square = fading * fading
+    fourfold = square * square
+    strengths = fading, fourfold, (fourfold * fourfold).mul_(fading), (fourfold * fourfold).square_()
+    error = noise + 1 / 12
+    quadruple = noise * 4
+    for k, (wave, strength) in enumerate(zip((first, second, third, fourth), strengths, strict=True), 1):
+        error.addcmul_(wave.mul_(strength), quadruple + 1 / (math.pi * k) ** 2, value=(-1) ** k)
+    return error
+
+
+def _neighbours(offset: Tensor, noise: Tensor) -> Tensor:
+    """The nearest stored value and its neighbours with the masses that round to them, in squared spacings."""
     offset = offset.float()
-    factor = precision.mul_(0.5).clamp_(max=1e30).float().sqrt_()
-    # Sum over the stored values k spacings from the nearest one of (offset + k)^2 times the mass that rounds
-    # to them; summed by parts outward from k = 0, so that nothing cancels. The mass of k = 2 and of k = 3
-    # is less than 2e-7 of what is nearer where sigma < 0.18, and < 0.36, of a spacing.
-    count = 1 + sum(max(least, _FINE) < limit**-2 for limit in (0.18, 0.36))
-    steps = torch.arange(0.5, count, device=exact.device).view(count, *(1,) * exact.ndim)
-    edges = torch.stack([steps + offset, steps - offset])
+    factor = (0.5 / noise).clamp_(max=1e30).float().sqrt_()
+    edges = torch.stack([0.5 + offset, 0.5 - offset])
     # Past 9 fp32's erfc is subnormal or 0, and takes twenty times as long.
     mass = torch.special.erfc(factor.mul(edges).clamp_(max=9.0))
-    outward: Tensor = mass.sub_(1e-36).clamp_(min=0.0).mul_(edges).sum((0, 1))
-    discrete = outward.addcmul_(offset, offset).double().mul_(spacing.square_())
-    if continuous is not None:
-        discrete = torch.where(precision > _FINE / 2, discrete, continuous)
-    return discrete.sqrt_().nan_to_num_(0.0, 0.0)
+    outward: Tensor = mass.sub_(1e-36).clamp_(min=0.0).mul_(edges).sum(0)
+    return outward.addcmul_(offset, offset).double()
 
 
 def _with_sink(x: Tensor, rows: SoftmaxRows) -> Tensor:

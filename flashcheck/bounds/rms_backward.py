@@ -12,12 +12,11 @@ from flashcheck.bounds.accumulation import (
     accumulation_weights,
     partial_squares,
 )
-from flashcheck.bounds.centred import PredictedPairs
 from flashcheck.bounds.gradient_sums import GradientSum, dout_of, sum_group
 from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT
 from flashcheck.bounds.pairs import PairErrors
 from flashcheck.bounds.products import weighted
-from flashcheck.bounds.score_noise import score_bias, score_variance, softcap_slope
+from flashcheck.bounds.score_noise import ScoreNoise, softcap_slope
 from flashcheck.bounds.truncation import DotProducts
 from flashcheck.formats import half_ulp
 from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
@@ -30,15 +29,19 @@ def backward_variance(
     exact: BackwardQuantities,
     lse: Tensor,
     pairs: PairErrors,
-    stored: PredictedPairs,
+    stored: dict[str, Tensor],
     sums: dict[str, GradientSum],
+    noise: ScoreNoise,
     machine: Machine,
 ) -> dict[str, Tensor]:
-    """Variances of dq, dk, dv before they are rounded; shapes of q, k, v."""
+    """Variances of dq, dk, dv before they are rounded; shapes of q, k, v.
+
+    Args:
+        stored: the gradients of P and dS as they are predicted to be stored.
+    """
     arithmetic = sums["dq"].arithmetic
     reference = torch.where(torch.isfinite(lse), lse.double(), 0.0).unsqueeze(-1)
-    log_p = score_variance(problem, forward, arithmetic, machine)
-    log_p.addcmul_(pairs.argument, pairs.argument, value=(ROUNDING_RMS * UNIT) ** 2)
+    log_p = torch.addcmul(noise.variance, pairs.argument, pairs.argument, value=(ROUNDING_RMS * UNIT) ** 2)
     log_p.add_(2 * (ROUNDING_RMS * UNIT * reference).square() + (pairs.exp_error / 1.73) ** 2)
     p, ds = pairs.p, pairs.ds
     p_square, ds_square = p.square(), ds.square()
@@ -60,22 +63,16 @@ def backward_variance(
         ds_variance.add_(_tanh_twice(problem, forward, pairs, slope, machine)).clamp_(min=0.0)
     p_variance = log_p.mul_(p_square)
     # Truncated scores move P, and dS with it, in one direction.
-    lean = score_bias(problem, forward, arithmetic, machine)
+    lean = noise.bias
     if lean is not None and drift is not None:
         drift.addcmul_(lean, ds)
     # The roundings of P and dS are known, sign included: rows of nearly equal P share one error, which adds
     # up over the rows as independent errors do not.
     grad_format = arithmetic.grad_score_format or arithmetic.probability_format
-    shifts: dict[str, Tensor | None] = {"dv": None, "dq": None, "dk": None}
-    if arithmetic.probability_format.precision < 24:
-        shifts["dv"] = stored.p - p if lean is None else (lean * p).add_(stored.p).sub_(p)
-    elif lean is not None:
-        shifts["dv"] = lean * p
     taken = arithmetic.probability_format if arithmetic.grad_score_probability == "rounded" else grad_format
-    if min(f.precision for f in (arithmetic.grad_operand_format, grad_format, taken)) < 24:
-        shifts["dq"] = shifts["dk"] = stored.ds - ds if drift is None else drift.add_(stored.ds).sub_(ds)
-    elif drift is not None:
-        shifts["dq"] = shifts["dk"] = drift
+    ds_rounded = min(f.precision for f in (arithmetic.grad_operand_format, grad_format, taken)) < 24
+    p_rounded = arithmetic.probability_format.precision < 24
+    p_drift = None if lean is None else lean * p
     kept = arithmetic.grad_accumulator_format
     result: dict[str, Tensor] = {}
     for name, total in sums.items():
@@ -84,8 +81,13 @@ def backward_variance(
         gradient = getattr(exact, name)
         found = total.apply(torch.add(variance, square, alpha=bridge), total.square)
         found.mul_(total.factor**2).addcmul_(gradient, gradient, value=ends)
-        if (shift := shifts[name]) is not None:
-            found.add_(total.apply(shift, total.other).mul_(total.factor).square_())
+        rounded, biased = (p_rounded, p_drift) if name == "dv" else (ds_rounded, drift)
+        shift = stored[name] - gradient if rounded else None
+        if biased is not None:
+            moved = total.apply(biased, total.other).mul_(total.factor)
+            shift = moved if shift is None else shift.add_(moved)
+        if shift is not None:
+            found.addcmul_(shift, shift)
         if kept is not None:  # every tile's sum is stored: as many roundings of partial sums as tiles
             tiles = total.tiles * (1 if total.over_keys else problem.group)
             squares = total.apply(square, total.square).mul_(total.factor**2)

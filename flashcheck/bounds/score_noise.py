@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -13,6 +16,26 @@ from flashcheck.bounds.truncation import DotProducts
 from flashcheck.formats import half_ulp
 from flashcheck.oracle.quantities import ForwardQuantities
 from flashcheck.problem import Problem
+
+
+@dataclass(frozen=True)
+class ScoreNoise:
+    """Both, computed when asked for and once; not to be changed in place."""
+
+    problem: Problem
+    exact: ForwardQuantities
+    arithmetic: Arithmetic
+    machine: Machine
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """``score_variance``."""
+        return score_variance(self.problem, self.exact, self.arithmetic, self.machine)
+
+    @cached_property
+    def bias(self) -> Tensor | None:
+        """``score_bias``."""
+        return score_bias(self.problem, self.exact, self.arithmetic, self.machine)
 
 
 def score_variance(

@@ -69,7 +69,7 @@ def score_sums(
     errors = score_error(problem, exact, arithmetic, machine)
     rows = softmax_rows(problem, exact, errors)
     weights = weight_errors(rows, errors, arithmetic, machine)
-    variance, _ = rms.forward_variance(problem, exact, weights, arithmetic, machine)
+    variance, _ = rms.forward_variance(problem, errors.noise, weights, arithmetic, machine)
     fmt = arithmetic.output_format
     noise = variance + half_ulp(rows.out, fmt).square() / 3
     error = got.double() - rows.out

@@ -11,6 +11,7 @@ from torch import Tensor
 from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
 from flashcheck.bounds.numbers import FP32_MAX, SMALLEST_FP32, UNIT, flushed
 from flashcheck.bounds.products import weighted
+from flashcheck.bounds.score_noise import ScoreNoise
 from flashcheck.formats import FP32, Format, half_ulp
 from flashcheck.masks import Everything
 from flashcheck.oracle.quantities import ForwardQuantities
@@ -30,6 +31,7 @@ class ScoreError:
         overflow: boolean (B, H, Nq): rows in which a score may leave the range of fp32, or of the format in
             which it is stored; None: in no row.
         visible: 1.0 where visible and 0.0 where hidden; None where everything is visible.
+        noise: their variance and mean, for predictions.
     """
 
     own: Tensor
@@ -37,6 +39,7 @@ class ScoreError:
     additive: bool
     overflow: Tensor | None
     visible: Tensor | None
+    noise: ScoreNoise
 
 
 def score_error(
@@ -44,6 +47,7 @@ def score_error(
 ) -> ScoreError:
     """Terms [S1] to [S8] of THEORY.md: everything up to and including the score in fp32."""
     visible = None if isinstance(problem.visibility, Everything) else exact.visible.double()
+    noise = ScoreNoise(problem, exact, arithmetic, machine)
     scale = abs(problem.effective_scale)
     q, k = problem.q.double().abs(), problem.k.double().abs()
     operand = arithmetic.product_format or arithmetic.input_format
@@ -81,13 +85,15 @@ def score_error(
     constant = arithmetic.scale_roundings * UNIT
     may_grow = additive or arithmetic.scaled_score_format is not None
     if safe and past is None and finite and not (may_grow and not _all_small(own, exact)):
-        return ScoreError(own if visible is None else own.mul_(visible), constant, additive, None, visible)
+        own = own if visible is None else own.mul_(visible)
+        return ScoreError(own, constant, additive, None, visible, noise)
     sizes = torch.where(exact.visible, exact.scores.abs(), 0.0)
     over = own.isinf() | (scale * magnitude >= FP32_MAX) | (sizes >= FP32_MAX)
     over = over if past is None else over | past
     own = own if past is None else torch.where(past, torch.inf, own)
     rows = (exact.visible & over).any(-1)
-    return ScoreError(torch.where(exact.visible, own, 0.0), constant, additive, rows, visible)
+    own = torch.where(exact.visible, own, 0.0)
+    return ScoreError(own, constant, additive, rows, visible, noise)
 
 
 def _all_small(own: Tensor, exact: ForwardQuantities) -> bool:
