@@ -1,6 +1,7 @@
 """Compiles what a run of `kernels.bench` will need into the caches, one problem a process.
 
-Run as a program with one JSON argument: {"batch", "heads", "length", "head_dim", "causal"}.
+Run as a program with one JSON argument: {"batch", "heads", "length", "head_dim", "causal"}, or {"extra"}, the
+name of a measurement beside the grid.
 """
 
 from __future__ import annotations
@@ -19,19 +20,24 @@ from kernels.bench.problems import Size
 _ROOT = Path(__file__).parents[2]
 
 
-def compile_ahead(sizes: Sequence[Size], seconds: float) -> int:
-    """Compile for all problems at once, for ``seconds`` at most; how many processes ended well."""
+def compile_ahead(sizes: Sequence[Size], seconds: float, extras: Sequence[str] = ()) -> int:
+    """Compile for all problems at once, for ``seconds`` at most; how many processes ended well.
+
+    Args:
+        extras: names of `kernels.bench.extras` to compile for.
+    """
+    works = [*(asdict(size) for size in sizes), *({"extra": name} for name in extras)]
     environment = {**os.environ, "PYTHONPATH": str(_ROOT), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     deadline = time.monotonic() + seconds
     running = [
         subprocess.Popen(
-            [sys.executable, "-m", "kernels.bench.prepare", json.dumps(asdict(size))],
+            [sys.executable, "-m", "kernels.bench.prepare", json.dumps(work)],
             cwd=_ROOT,
             env=environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        for size in sizes
+        for work in works
     ]
     done = 0
     try:
@@ -52,7 +58,13 @@ def main() -> None:
 
     from kernels.bench.methods import FLEX, OURS, attention
 
-    size = Size(**json.loads(sys.argv[1]))
+    work = json.loads(sys.argv[1])
+    if "extra" in work:
+        from kernels.bench.extras import EXTRAS, Scale
+
+        EXTRAS[work["extra"]](Scale("cuda", 0.0))
+        return
+    size = Size(**work)
     q, k, v, dout = size.tensors("cuda", 4)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     for name in (OURS, FLEX):

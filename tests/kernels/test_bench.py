@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.bench import goals, tables, traffic
+from kernels.bench import goals, readme, tables, traffic
+from kernels.bench.extras import COMPILING, EXTRAS
 from kernels.bench.grid import LARGEST_DIFFERENCE, difference, measure, ratio, tflops
 from kernels.bench.methods import CUDNN, EAGER, FLASH2, OURS
 from kernels.bench.problems import size
@@ -117,3 +118,26 @@ def test_bytes_are_read_from_the_profiler():
         traffic.compared(launches[:3])
     with pytest.raises(ValueError, match="no table"):
         traffic.counted("==ERROR== no permission")
+
+
+def test_readme_says_what_was_recorded():
+    text, record = readme.README.read_text(), json.loads(readme.RECORD.read_text())
+    assert readme.with_tables(text, record) == text, "write it anew: python -m kernels.bench.readme"
+    record["grid"][0]["methods"][OURS]["forward"]["tflops"] = 1234.0
+    assert "| 1234 |" in readme.with_tables(text, record)
+    with pytest.raises(ValueError, match="no block ratios"):
+        readme.with_tables("", record)
+
+
+def test_extras_with_goals_come_first():
+    """Where they run out of time, what has no goal is missing."""
+    wanted = [name for name in EXTRAS if any(uses(goal, name) for goal in goals.GOALS)]
+    assert list(EXTRAS)[: len(wanted)] == wanted
+    assert set(wanted) <= set(COMPILING) <= set(EXTRAS)
+
+
+def uses(goal, extra):
+    """Whether the goal's value changes with that measurement."""
+    every = {kind: 2.0 for kind in ("forward ratio", "backward ratio")}
+    names = ("96", "192", "uniform", "ragged", "e4m3", "e4m3, v's keys contiguous")
+    return goal.value({"grid": [], "extras": {extra: dict.fromkeys(names, every)}}) is not None
