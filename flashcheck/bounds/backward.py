@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache, partial
 from typing import TypeVar
 
@@ -24,6 +25,7 @@ from flashcheck.bounds.result import BackwardBound, Prediction, TensorBound, unp
 from flashcheck.bounds.rms import after_rounding
 from flashcheck.bounds.scale_gradient import scale_interval, scale_prediction
 from flashcheck.bounds.scores import ScoreError, score_error
+from flashcheck.bounds.side_gradients import SideGradients
 from flashcheck.formats import Format, format_of
 from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
 from flashcheck.problem import Problem
@@ -114,10 +116,13 @@ def backward_bound(
             tensors[name] = TensorBound(interval, predict, fmt.precision <= 11, around)
         else:
             tensors[name] = unpredicted(interval)
+    side = SideGradients(problem, forward, exact, given.lse, pairs, scores.noise, arithmetic, machine)
     if exact.dbias is not None and problem.bias is not None:
-        tensors["dbias"] = _bias_bound(problem, exact.dbias, pairs, machine)
+        bound = _bias_bound(problem, exact.dbias, pairs, machine)
+        tensors["dbias"] = bound if given.lse_error is not None else replace(bound, predict=side.bias)
     if exact.dsink is not None and problem.sink is not None:
-        tensors["dsink"] = _sink_bound(problem, exact, given, pairs, machine)
+        bound = _sink_bound(problem, exact, given, pairs, machine)
+        tensors["dsink"] = bound if given.lse_error is not None else replace(bound, predict=side.sink)
     if with_scale:
         interval = scale_interval(problem, forward, exact, pairs, scores, machine)
         predict_scale = partial(

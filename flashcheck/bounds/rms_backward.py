@@ -48,7 +48,7 @@ def backward_variance(
     # dS errs as P does, as dP does, and by its own two roundings.
     products = grad_products(problem, exact, arithmetic, machine)
     dp = products.variance().mul_(problem.v_descale**2)
-    dp.add_(_delta_variance(problem, forward, exact, machine, arithmetic))
+    dp.add_(delta_variance(problem, forward, exact, machine, arithmetic))
     drift = products.bias()
     drift = None if drift is None else drift.mul_(p).mul_(problem.v_descale)
     if arithmetic.grad_probability_format is not None:
@@ -110,7 +110,7 @@ def _dp_rounding(dp: Tensor, p: Tensor, p_square: Tensor, arithmetic: Arithmetic
     return rounding * (1 - 2 * p).clamp_(min=0.0) + (p_square * rounding).sum(-1, keepdim=True)
 
 
-def _delta_variance(
+def delta_variance(
     problem: Problem,
     forward: ForwardQuantities,
     exact: BackwardQuantities,

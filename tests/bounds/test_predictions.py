@@ -14,7 +14,7 @@ from flashcheck.checks.rms import LARGEST_RATIO, RmsTally
 from flashcheck.emulator import as_kernel
 from flashcheck.formats import BF16, FP16, FP32, round_nearest, ulp
 from flashcheck.loading import load
-from tests.bounds.honest import problem
+from tests.bounds.honest import normal, problem
 
 KERNELS = (
     "emulator.flash.bf16",
@@ -130,3 +130,22 @@ def test_the_rms_after_rounding_is_the_sum_over_all_stored_values(fmt):
         # erf(above) - erf(below) holds 16 digits of 1, its root 8 of a spacing.
         found = after_rounding(exact[part], sigma[part].square(), fmt)
         torch.testing.assert_close(found, whole[part], rtol=1e-5, atol=1e-7 * float(spacing.max()))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 24, 80), (1, 2, 1, 80), (1, 1, 24, 1), (1, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("name", ["emulator.flash.fp32", "emulator.hopper.flash.bf16", "emulator.eager.fp16"])
+def test_gradients_of_bias_and_sink(name, shape):
+    """Reported only: a few numbers a problem, and the prediction is an upper end."""
+    found: dict[str, list[float]] = {"dBias": [], "dSink": []}
+    for seed in range(12):
+        extra = {"bias": normal(shape, seed + 50).float(), "sink": torch.tensor([0.5, -1.0])}
+        p = problem(name.rpartition(".")[2], seed=seed, heads=(2, 2), dlse=seed % 2 == 1, **extra)
+        measured = Judged(load(name), p).measured_gradients
+        for tensor, ratios in found.items():
+            sums = measured[tensor].rms
+            assert sums is not None
+            ratios.append(float(sums.measured.sum() / sums.predicted.sum()))
+            assert not measured[tensor].gates
+    for tensor, ratios in found.items():
+        ratio = math.sqrt(sum(ratios) / len(ratios))
+        assert 0.4 <= ratio <= LARGEST_RATIO * (1 + 1 / math.sqrt(2 * len(ratios))), tensor
