@@ -35,12 +35,11 @@ from kernels.launch import device_of
 from kernels.operands import Operands
 from kernels.options import Options
 from kernels.score_path import FP8, ScorePath
-from kernels.tuning import Tile, padded
+from kernels.tuning import Tile, parts
 
 # Named async_load from Triton 3.7 on, and only so from 3.9 on.
 _copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 _GROUP_ROWS = gl.constexpr(64)
-_LEAST_SPLIT = 128  # padded head dim
 _LN2 = gl.constexpr(0.6931471805599453)
 _ELEMENT = {
     torch.float16: gl.float16,
@@ -447,14 +446,6 @@ def pipelined_possible(options: Options) -> bool:
     return options.left is None and options.sigma > 0 and options.cu_q is None
 
 
-def _widths(head_dim: int, fp8: bool) -> tuple[int, int]:
-    """The parts of a head dim: all of it padded, or, in 16 bit, one and a half of a power of two."""
-    whole = padded(head_dim)
-    if fp8 or whole < _LEAST_SPLIT or head_dim > whole // 4 * 3:
-        return whole, 0
-    return whole // 2, whole // 4
-
-
 def _descriptor(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
     block = [1, 1, rows, columns]
     layout = gl.NVMMASharedLayout.get_default_for(block, _ELEMENT[x.dtype])
@@ -496,7 +487,7 @@ def launch_hopper_pipelined(
     programs = work if not persistent or programs is None else min(work, programs)
     rows, fp8 = tile.block_m // 2, path.operand in FP8
     factors = (operands.q_factor, operands.k_factor, operands.v_factor)
-    first, width2 = _widths(head_dim, fp8)
+    first, width2 = parts(head_dim, q.element_size())
     second: list[TensorDescriptor | None] = [None, None, None]
     if width2:
         second = [_descriptor(x, n, width2) for x, n in ((q, rows), (k, tile.block_n), (v, tile.block_n))]

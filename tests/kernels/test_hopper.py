@@ -14,7 +14,7 @@ from kernels.hopper import calls
 from kernels.hopper.backward_dkdv import launch_hopper_dkdv
 from kernels.hopper.backward_dq import launch_hopper_dq
 from kernels.hopper.forward import launch_hopper_forward
-from kernels.hopper.pipelined import _widths, pipelined_possible
+from kernels.hopper.pipelined import pipelined_possible
 from kernels.interpreter import interpreted
 from kernels.operands import Gradients, Operands
 from kernels.options import parse_options
@@ -237,25 +237,6 @@ def test_what_the_kernel_in_gluon_covers(options, possible, device):
     options = {n: x.to(device) if torch.is_tensor(x) else x for n, x in options.items()}
     q, k, _ = inputs(device, torch.bfloat16, nq=20, nk=20, d=64)
     assert pipelined_possible(parse_options(q, k, **options)) is possible
-
-
-@pytest.mark.parametrize(
-    ("dim", "fp8", "widths"),
-    [
-        (64, False, (64, 0)),
-        (48, False, (64, 0)),
-        (72, False, (64, 32)),
-        (96, False, (64, 32)),
-        (104, False, (128, 0)),
-        (96, True, (128, 0)),
-        (136, False, (128, 64)),
-        (192, False, (128, 64)),
-        (200, False, (256, 0)),
-    ],
-)
-def test_parts_of_a_head_dim(dim, fp8, widths):
-    assert _widths(dim, fp8) == widths
-    assert sum(widths) >= dim
 
 
 def test_the_passes_take_these_kernels(device, monkeypatch):
