@@ -126,19 +126,13 @@ def _after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
 
 
 def _waves(offset: Tensor, noise: Tensor) -> Tensor:
-    """Four terms of the sum over k, in squared spacings; ``noise`` is r^2."""
-    first = torch.cos(offset * (2 * math.pi))
-    second = (first * first).mul_(2.0).sub_(1.0)
-    third, fourth = (2 * first * second).sub_(first), (second * second).mul_(2.0).sub_(1.0)
-    fading = torch.exp(noise * (-2 * math.pi**2))
-    square = fading * fading
-    fourfold = square * square
-    strengths = fading, fourfold, (fourfold * fourfold).mul_(fading), (fourfold * fourfold).square_()
-    error = noise + 1 / 12
-    quadruple = noise * 4
-    for k, (wave, strength) in enumerate(zip((first, second, third, fourth), strengths, strict=True), 1):
-        error.addcmul_(wave.mul_(strength), quadruple + 1 / (math.pi * k) ** 2, value=(-1) ** k)
-    return error
+    """Four terms of the sum over k, in squared spacings; ``noise`` is r^2; both of one dimension."""
+    k = torch.arange(1.0, 5.0, dtype=torch.float64, device=offset.device).unsqueeze(-1)
+    signs = 1 - 2 * (k % 2)
+    fading = torch.exp(noise * (-2 * math.pi**2 * k.square()))
+    strength = torch.addcmul(signs / (math.pi * k).square(), signs, noise, value=4)
+    waves = torch.cos(offset * (2 * math.pi * k)).mul_(fading).mul_(strength)
+    return waves.sum(0).add_(noise).add_(1 / 12)
 
 
 def _neighbours(offset: Tensor, noise: Tensor) -> Tensor:
