@@ -32,8 +32,8 @@ LARGEST_LINEAR = 2.0**-6
 """Where logarithms of factors stay below this, exp(x) - 1 <= x (1 + 2^-6) and exp(-x) >= 1 - x replace
 exponentials (THEORY.md section 2.6), and predictions are first order."""
 
-_IN_CACHE = 1 << 14
-"""Elements of which a dozen tensors stay in a processor core's cache."""
+_IN_CACHE = 1 << 13
+"""Elements of which two dozen tensors stay in a processor core's cache."""
 
 LARGEST_EXPONENT = 700.0  # exp(700) is finite in float64; an error of e^700 is "anything" for every format
 

@@ -126,13 +126,18 @@ def _after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
 
 
 def _waves(offset: Tensor, noise: Tensor) -> Tensor:
-    """Four terms of the sum over k, in squared spacings; ``noise`` is r^2; both of one dimension."""
-    k = torch.arange(1.0, 5.0, dtype=torch.float64, device=offset.device).unsqueeze(-1)
-    signs = 1 - 2 * (k % 2)
-    fading = torch.exp(noise * (-2 * math.pi**2 * k.square()))
-    strength = torch.addcmul(signs / (math.pi * k).square(), signs, noise, value=4)
-    waves = torch.cos(offset * (2 * math.pi * k)).mul_(fading).mul_(strength)
-    return waves.sum(0).add_(noise).add_(1 / 12)
+    """Four terms of the sum over k, in squared spacings; ``noise`` is r^2."""
+    first = torch.cos(offset * (2 * math.pi))
+    fading, quadruple = torch.exp(noise * (-2 * math.pi**2)), noise * 4
+    error = (noise + 1 / 12).addcmul_(first * fading, quadruple + 1 / math.pi**2, value=-1)
+    fourfold = fading.square().square_()
+    second = first.square().mul_(2.0).sub_(1.0)
+    error.addcmul_(second * fourfold, quadruple + 1 / (2 * math.pi) ** 2)
+    eightfold = fourfold.square_()
+    third = (first * second).mul_(2.0).sub_(first)
+    error.addcmul_(third.mul_(eightfold).mul_(fading), quadruple + 1 / (3 * math.pi) ** 2, value=-1)
+    fourth = second.square_().mul_(2.0).sub_(1.0)
+    return error.addcmul_(fourth.mul_(eightfold.square_()), quadruple.add_(1 / (4 * math.pi) ** 2))
 
 
 def _neighbours(offset: Tensor, noise: Tensor) -> Tensor:
