@@ -14,7 +14,7 @@ from flashcheck.bounds.accumulation import (
     accumulation_variance,
     accumulation_weights,
 )
-from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT, in_parts
+from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT
 from flashcheck.bounds.products import weighted
 from flashcheck.bounds.rows import SoftmaxRows
 from flashcheck.bounds.score_noise import ScoreNoise
@@ -100,12 +100,6 @@ def after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
     Four terms serve where r >= 0.2; below, the masses that round to the values next to the nearest one do, to
     2e-6 (an exactly representable value then has error 0).
     """
-    parts = [_after_rounding(part, square, fmt) for part, square in in_parts(exact, variance)]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(exact.shape)
-
-
-def _after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
-    """``after_rounding`` for a part of one dimension."""
     if not exact.numel():
         return torch.zeros_like(exact)
     spacing = ulp(exact, fmt)
