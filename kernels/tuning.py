@@ -152,11 +152,12 @@ class Pipelined:
     persistent_masked_below: int
 
 
-# (element bytes, padded head dim) of what kernels/hopper/pipelined.py takes. As many keys a tile as in
+# (element bytes, sum of `parts`) of what kernels/hopper/pipelined.py takes. As many keys a tile as in
 # _HOPPER_FORWARD, and so one of _FORWARD_SIMPLE. The fastest of `kernels.bench.sweep` on an H200 at 1k, 4k
 # and 16k keys, in 16 bit faster than the kernel in Triton at each; fp8 under a mask was timed only with one
 # tile a program. Not swept below 1024 keys, nor at head dim 64.
 _HOPPER_PIPELINED: dict[tuple[int, int], Pipelined] = {
+    (2, 96): Pipelined(Tile(128, 128, 8, 2), 1024, True, 4096),
     (2, 128): Pipelined(Tile(128, 128, 8, 2), 1024, True, 4096),
     (1, 128): Pipelined(Tile(128, 128, 8, 2), 1024, True, 0),
 }
@@ -185,6 +186,7 @@ _HOPPER: dict[tuple[str, int], tuple[Tile, Tile]] = {
 }
 HOPPER_HEAD_DIMS = tuple(_HOPPER_FORWARD)  # padded
 _SWEPT_HEAD_DIMS = (64, 128)
+_LEAST_SPLIT = 128  # padded head dim
 # Other GPUs: what fits 100 KiB of shared memory.
 _SMALL_SHARED_MEMORY: dict[int, dict[int, Tile]] = {
     1: {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 2), 256: Tile(64, 32, 4, 1)},
@@ -196,6 +198,17 @@ _SMALL_SHARED_MEMORY: dict[int, dict[int, Tile]] = {
 def padded(dim: int, smallest: int = 16) -> int:
     """Power of two that holds ``dim``, 16 at least: what tl.arange and the matrix units accept."""
     return max(smallest, 1 << max(dim - 1, 0).bit_length())
+
+
+def parts(head_dim: int, element_bytes: int) -> tuple[int, int]:
+    """How kernels/hopper/pipelined.py holds a head dim: padded, or (16 bit) one and a half of a power of two.
+
+    The second part is 0 where there is none.
+    """
+    whole = padded(head_dim)
+    if element_bytes != 2 or whole < _LEAST_SPLIT or head_dim > whole // 4 * 3:
+        return whole, 0
+    return whole // 2, whole // 4
 
 
 @cache
@@ -304,7 +317,7 @@ def pipelined_tile(
     element_bytes: int, head_dim: int, num_keys: int, banded: bool
 ) -> tuple[Tile, bool] | None:
     """The tile of kernels/hopper/pipelined.py, and whether persistent; None: the call is not for it."""
-    entry = _HOPPER_PIPELINED.get((element_bytes, padded(head_dim)))
+    entry = _HOPPER_PIPELINED.get((element_bytes, sum(parts(head_dim, element_bytes))))
     if entry is None or num_keys < entry.fewest_keys:
         return None
     return entry.tile, num_keys < entry.persistent_masked_below if banded else entry.persistent

@@ -7,7 +7,7 @@ decided by `kernels.bench.sweep`, which judges every result.
 
 from __future__ import annotations
 
-from kernels.tuning import Tile
+from kernels.tuning import Tile, padded
 
 KERNELS = ("forward", "dkdv", "dq")
 # The forward besides: with e4m3 inputs, v with keys contiguous (making it so is not timed); and packed bf16
@@ -26,7 +26,9 @@ _FP8 = (
 )
 _PIPELINED = {
     64: ((128, 64, 8, 4), (128, 128, 8, 2), (128, 128, 8, 3), (128, 128, 8, 4)),
+    96: ((128, 128, 8, 2), (128, 128, 8, 3)),
     128: ((128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 2)),
+    192: ((128, 64, 8, 2), (128, 64, 8, 3)),
 }
 _PIPELINED_FP8 = ((128, 128, 8, 2), (128, 128, 8, 3), (128, 128, 8, 4))
 _PACKED = (
@@ -126,8 +128,9 @@ _SHAPES: dict[tuple[str, int], tuple[tuple[int, ...], ...]] = {
 
 
 def candidates(kernel: str, head_dim: int) -> list[Tile]:
-    """What to time; nothing where there is nothing to choose from."""
-    return [Tile(*shape) for shape in _SHAPES.get((kernel, head_dim), ())]
+    """What to time, for that head dim or else for the power of two that holds it; there may be nothing."""
+    shapes = _SHAPES.get((kernel, head_dim)) or _SHAPES.get((kernel, padded(head_dim)), ())
+    return [Tile(*shape) for shape in shapes]
 
 
 def all_candidates() -> dict[tuple[str, int], list[Tile]]:

@@ -29,7 +29,7 @@ import triton
 
 from kernels.bench.candidates import COMPILED_ONLY, KERNELS, OTHERS, candidates
 from kernels.bench.problems import TOKENS, WIDTH, size
-from kernels.tuning import Tile, hopper_tables
+from kernels.tuning import Tile, hopper_tables, padded
 
 _ROOT = Path(__file__).parents[2]
 _SECTIONS = [None, 1, 16, 1 << 20]  # heads side by side: the default, one, some, all
@@ -156,7 +156,7 @@ def _tiles(kernel: str, head_dim: int, current: bool) -> list[Tile]:
     """Candidates; of the dense 16-bit kernels only those of the table, if ``current``."""
     if not current or kernel not in KERNELS:
         return candidates(kernel, head_dim)
-    return list(dict.fromkeys(tile for dim, tile in hopper_tables()[kernel] if dim == head_dim))
+    return list(dict.fromkeys(tile for dim, tile in hopper_tables()[kernel] if dim == padded(head_dim)))
 
 
 def _save(path: Path | None, record: dict[str, Any]) -> None:

@@ -16,13 +16,18 @@ _CLOCK = 1.8e9
 
 
 def alternating(runs: Mapping[str, Run], budget: float, rounds: int = 3) -> dict[str, float]:
-    """Median milliseconds of each, over ``rounds`` turns of about ``budget`` / rounds milliseconds.
+    """Median milliseconds of each; see `samples`."""
+    return {name: statistics.median(found) for name, found in samples(runs, budget, rounds).items()}
+
+
+def samples(runs: Mapping[str, Run], budget: float, rounds: int = 3) -> dict[str, list[float]]:
+    """Milliseconds of each, over ``rounds`` turns of about ``budget`` / rounds milliseconds.
 
     On a GPU the device first waits until the host has queued a turn's calls, so that what is timed is the
     device's work alone. Without one: a single call each, by the host's clock.
     """
     if not torch.cuda.is_available():
-        return {name: _once(run) for name, run in runs.items()}
+        return {name: [_once(run)] for name, run in runs.items()}
     flushed = torch.empty(_FLUSHED // 4, dtype=torch.int32, device="cuda")
     counts = {}
     for name, run in runs.items():
@@ -33,7 +38,7 @@ def alternating(runs: Mapping[str, Run], budget: float, rounds: int = 3) -> dict
     for _ in range(rounds):
         for name, run in runs.items():
             times[name] += _turn(run, counts[name], flushed)
-    return {name: statistics.median(found) for name, found in times.items()}
+    return times
 
 
 def _turn(run: Run, count: int, flushed: torch.Tensor) -> list[float]:

@@ -9,6 +9,10 @@ points in the same order, bit by bit where tiles hold as many keys.
 Keys and values go through rings of STAGES tiles. A tile's "full" barrier opens when it has arrived, its
 "empty" barrier when all groups have read it. Each group's queries have such a pair too: a program may work on
 several tiles of queries, one after the other.
+
+A head dim between two powers of two is split into one and a half of it, and no product meets the padding: 96
+is 64 and 32, 192 is 128 and 64 (rings, descriptors and accumulators of the second part end in 2). The sums
+are the same: the padding adds zeros.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from kernels.launch import device_of
 from kernels.operands import Operands
 from kernels.options import Options
 from kernels.score_path import FP8, ScorePath
-from kernels.tuning import Tile, padded
+from kernels.tuning import Tile, parts
 
 # Named async_load from Triton 3.7 on, and only so from 3.9 on.
 _copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -43,6 +47,24 @@ _ELEMENT = {
     torch.float8_e4m3fn: gl.float8e4nv,
     torch.float8_e5m2: gl.float8e5,
 }
+
+
+@gluon.jit
+def _place(i_round):
+    """Which work a program does in a round: forth in even rounds, back in odd ones.
+
+    Work comes longest first, so that who had the longest of one round has the shortest of the next.
+    """
+    i_program = gl.program_id(0)
+    turned = gl.num_programs(0) - 1 - i_program
+    return i_round * gl.num_programs(0) + gl.where(i_round % 2 == 0, i_program, turned)
+
+
+@gluon.jit
+def _rounds(n_work):
+    """How many rounds a program has work in; only the last may leave some without."""
+    whole = n_work // gl.num_programs(0)
+    return whole + gl.where(_place(whole) < n_work, 1, 0)
 
 
 @gluon.jit
@@ -74,39 +96,50 @@ def _work(i_work, n_tiles, n_rows, section, n_heads, n_queries, n_keys, right, S
 
 @gluon.jit
 def _load(
-    descriptors, rings, sizes, lengths, group,
+    descriptors, rings, barriers, sizes, lengths, group,
     SIZES: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, FP8: gl.constexpr,
 ):  # fmt: skip
     """Role of one warp: queries, keys and values into shared memory, as far ahead as the rings allow."""
-    d_q, d_k, d_v = descriptors
-    q_ring, k_ring, v_ring, q_full, q_empty, k_full, k_empty, v_full, v_empty = rings
+    d_q, d_k, d_v, d_q2, d_k2, d_v2 = descriptors
+    q_ring, k_ring, v_ring, q_ring2, k_ring2, v_ring2 = rings
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
     n_work, n_tiles, n_rows, section, n_heads = sizes
     n_queries, n_keys, right = lengths
     BLOCK_N: gl.constexpr = SIZES[1]
+    SECOND: gl.constexpr = SIZES[4]
+    TWO: gl.constexpr = SIZES[5] > 0
+    q_bytes: gl.constexpr = d_q.block_type.nbytes + (d_q2.block_type.nbytes if TWO else 0)
+    k_bytes: gl.constexpr = d_k.block_type.nbytes + (d_k2.block_type.nbytes if TWO else 0)
+    v_bytes: gl.constexpr = d_v.block_type.nbytes + (d_v2.block_type.nbytes if TWO else 0)
     done = 0
-    i_round = 0
-    for i_work in range(gl.program_id(0), n_work, gl.num_programs(0)):
+    for i_round in range(_rounds(n_work)):
         i_b, i_h, i_m, n_visited, _ = _work(
-            i_work, n_tiles, n_rows, section, n_heads, n_queries, n_keys, right, SIZES
+            _place(i_round), n_tiles, n_rows, section, n_heads, n_queries, n_keys, right, SIZES
         )
         i_hk = i_h // group
         for i_g in gl.static_range(GROUPS):
             mbarrier.wait(q_empty.index(i_g), (i_round & 1) ^ 1)
-            mbarrier.expect(q_full.index(i_g), d_q.block_type.nbytes)
-            _copy_tile(d_q, [i_b, i_h, i_m + i_g * _GROUP_ROWS, 0], q_full.index(i_g), q_ring.index(i_g))
+            mbarrier.expect(q_full.index(i_g), q_bytes)
+            row = i_m + i_g * _GROUP_ROWS
+            _copy_tile(d_q, [i_b, i_h, row, 0], q_full.index(i_g), q_ring.index(i_g))
+            if TWO:
+                _copy_tile(d_q2, [i_b, i_h, row, SECOND], q_full.index(i_g), q_ring2.index(i_g))
         for i in range(n_visited):
             slot = (done + i) % STAGES
             phase = ((done + i) // STAGES) & 1
             row = i * BLOCK_N
             mbarrier.wait(k_empty.index(slot), phase ^ 1)
-            mbarrier.expect(k_full.index(slot), d_k.block_type.nbytes)
+            mbarrier.expect(k_full.index(slot), k_bytes)
             _copy_tile(d_k, [i_b, i_hk, row, 0], k_full.index(slot), k_ring.index(slot))
+            if TWO:
+                _copy_tile(d_k2, [i_b, i_hk, row, SECOND], k_full.index(slot), k_ring2.index(slot))
             mbarrier.wait(v_empty.index(slot), phase ^ 1)
-            mbarrier.expect(v_full.index(slot), d_v.block_type.nbytes)
+            mbarrier.expect(v_full.index(slot), v_bytes)
             place = [i_b, i_hk, 0, row] if FP8 else [i_b, i_hk, row, 0]
             _copy_tile(d_v, place, v_full.index(slot), v_ring.index(slot))
+            if TWO:
+                _copy_tile(d_v2, [i_b, i_hk, row, SECOND], v_full.index(slot), v_ring2.index(slot))
         done += n_visited
-        i_round += 1  # noqa: SIM113
 
 
 @gluon.jit
@@ -157,17 +190,64 @@ def _weights(p, dtype: gl.constexpr, layout: gl.constexpr, P_SCALE: gl.constexpr
 
 
 @gluon.jit
+def _start_scores(b_q, b_q2, k_ring, k_ring2, slot, nothing, SIZES: gl.constexpr):
+    """The queries' products with the keys of a slot, under way."""
+    b_k = k_ring.index(slot).reshape([SIZES[1], SIZES[4]]).permute((1, 0))
+    scores = warpgroup_mma(b_q, b_k, nothing, use_acc=False, is_async=True)
+    if SIZES[5] > 0:
+        b_k2 = k_ring2.index(slot).reshape([SIZES[1], SIZES[5]]).permute((1, 0))
+        scores = warpgroup_mma(b_q2, b_k2, scores, is_async=True)
+    return scores
+
+
+@gluon.jit
+def _start_product(b_p, v_ring, slot, acc, BLOCK_N: gl.constexpr):
+    """The weights' product with the values of a slot, under way."""
+    WIDTH: gl.constexpr = acc.shape[1]
+    of_operand: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    b_v = v_ring.index(slot).reshape([BLOCK_N, WIDTH])
+    return warpgroup_mma(gl.convert_layout(b_p, of_operand), b_v, acc, is_async=True)
+
+
+@gluon.jit
+def _by_row(x, like):
+    """A number a row, to be spread over the columns of another tensor."""
+    return gl.convert_layout(x, gl.SliceLayout(1, like.type.layout))[:, None]
+
+
+@gluon.jit
+def _store_output(
+    p_tile, s_om, acc, l_i, m_any, rows_left, p_factor,
+    FIRST: gl.constexpr, D: gl.constexpr, P_SCALE: gl.constexpr, SCALED: gl.constexpr,
+):  # fmt: skip
+    """O of the columns from FIRST on."""
+    b_o = acc / _by_row(l_i, acc)
+    if P_SCALE != 1.0:
+        b_o = b_o * (1.0 / P_SCALE)
+    if SCALED:
+        b_o = b_o * gl.load(p_factor)
+    b_o = gl.where(_by_row(m_any, acc), b_o, 0.0)
+    o_d = FIRST + gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))[None, :]
+    o_row = gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))[:, None]
+    m_write = (o_row < rows_left) & (o_d < D)
+    gl.store(p_tile + o_row * s_om + o_d, b_o.to(p_tile.dtype.element_ty), mask=m_write)
+
+
+@gluon.jit
 def _compute(
-    rings, outputs, factors, sizes, lengths, group, given_sigma,
-    I_GROUP: gl.constexpr, SIZES: gl.constexpr, D: gl.constexpr, BLOCK_D: gl.constexpr, STAGES: gl.constexpr,
-    PATH: gl.constexpr,
+    rings, barriers, outputs, factors, sizes, lengths, group, given_sigma,
+    I_GROUP: gl.constexpr, SIZES: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, PATH: gl.constexpr,
 ):  # fmt: skip
     """Role of a group of four warps: 64 queries of each tile."""
-    q_ring, k_ring, v_ring, q_full, q_empty, k_full, k_empty, v_full, v_empty = rings
+    q_ring, k_ring, v_ring, q_ring2, k_ring2, v_ring2 = rings
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
     p_o, s_ob, s_oh, s_om, p_lse = outputs
     n_work, n_tiles, n_rows, section, n_heads = sizes
     n_queries, n_keys, right = lengths
     BLOCK_N: gl.constexpr = SIZES[1]
+    BLOCK_D: gl.constexpr = SIZES[4]
+    BLOCK_D2: gl.constexpr = SIZES[5]
+    TWO: gl.constexpr = BLOCK_D2 > 0
     ROWS: gl.constexpr = _GROUP_ROWS
     SUBTRACT_FIRST: gl.constexpr = PATH[0]
     P_SCALE: gl.constexpr = PATH[1]
@@ -181,31 +261,31 @@ def _compute(
     of_operand: gl.constexpr = gl.DotOperandLayout(0, of_output, 32 // dtype.primitive_bitwidth)
     of_rows: gl.constexpr = gl.SliceLayout(1, of_scores)
     of_output_rows: gl.constexpr = gl.SliceLayout(1, of_output)
+    of_output2: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D2 if TWO else 8, DEPTH])
     o_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, of_scores))[None, :]
-    o_d = gl.arange(0, BLOCK_D, gl.SliceLayout(0, of_output))[None, :]
     nothing = gl.zeros([ROWS, BLOCK_N], gl.float32, of_scores)
     nothing_yet = gl.zeros([ROWS, BLOCK_D], gl.float32, of_output)
     done = 0
-    i_round = 0
-    for i_work in range(gl.program_id(0), n_work, gl.num_programs(0)):
+    for i_round in range(_rounds(n_work)):
         i_b, i_h, i_m, n_visited, n_full = _work(
-            i_work, n_tiles, n_rows, section, n_heads, n_queries, n_keys, right, SIZES
+            _place(i_round), n_tiles, n_rows, section, n_heads, n_queries, n_keys, right, SIZES
         )
         sigma, i_kv = _head_sigma(given_sigma, factors, i_b, i_h, n_heads, group, SCALED)
         i_m += I_GROUP * ROWS
         o_m = i_m + gl.arange(0, ROWS, of_rows)
         last = _last_seen(o_m, n_queries, n_keys, right, SIZES)[:, None]
         acc = gl.zeros([ROWS, BLOCK_D], gl.float32, of_output)
+        acc2 = gl.zeros([ROWS, BLOCK_D2], gl.float32, of_output2) if TWO else acc
         m_i = gl.full([ROWS], float("-inf"), gl.float32, of_rows)
         l_i = gl.zeros([ROWS], gl.float32, of_rows)
         mbarrier.wait(q_full.index(I_GROUP), i_round & 1)
         b_q = q_ring.index(I_GROUP).reshape([ROWS, BLOCK_D])
+        b_q2 = q_ring2.index(I_GROUP).reshape([ROWS, BLOCK_D2]) if TWO else b_q
 
         slot = done % STAGES
         mbarrier.wait(k_full.index(slot), (done // STAGES) & 1)
-        b_k = k_ring.index(slot).reshape([BLOCK_N, BLOCK_D]).permute((1, 0))
-        s = warpgroup_mma(b_q, b_k, nothing, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(0, deps=(s,))
+        scores = _start_scores(b_q, b_q2, k_ring, k_ring2, slot, nothing, SIZES)
+        s = warpgroup_mma_wait(0, deps=(scores,))
         mbarrier.arrive(k_empty.index(slot))
         if FP8:
             # Weights of 8 bits do not go round the loop, where they would be unpacked and packed again; nor
@@ -264,31 +344,37 @@ def _compute(
                     slot = (done + i) % STAGES
                     before = (done + i - 1) % STAGES
                     mbarrier.wait(k_full.index(slot), ((done + i) // STAGES) & 1)
-                    b_k = k_ring.index(slot).reshape([BLOCK_N, BLOCK_D]).permute((1, 0))
-                    scores = warpgroup_mma(b_q, b_k, nothing, use_acc=False, is_async=True)
+                    scores = _start_scores(b_q, b_q2, k_ring, k_ring2, slot, nothing, SIZES)
                     mbarrier.wait(v_full.index(before), ((done + i - 1) // STAGES) & 1)
-                    b_v = v_ring.index(before).reshape([BLOCK_N, BLOCK_D])
-                    product = warpgroup_mma(b_p, b_v, acc, is_async=True)
-                    s = warpgroup_mma_wait(1, deps=(scores,))
+                    product = _start_product(b_p, v_ring, before, acc, BLOCK_N)
+                    if TWO:
+                        product2 = _start_product(b_p, v_ring2, before, acc2, BLOCK_N)
+                    s = warpgroup_mma_wait(2 if TWO else 1, deps=(scores,))
                     mbarrier.arrive(k_empty.index(slot))
                     if i_part == 1:
                         s = gl.where(i * BLOCK_N + o_n <= last, s, float("-inf"))
                     p, alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST)
                     b_next = _weights(p, dtype, of_operand, P_SCALE)
                     # The weights are named so that their registers stay as they are until they were read.
-                    acc, b_p = warpgroup_mma_wait(0, deps=(product, b_p))
+                    if TWO:
+                        acc, acc2, b_p = warpgroup_mma_wait(0, deps=(product, product2, b_p))
+                        acc2 = acc2 * _by_row(alpha, acc2)
+                    else:
+                        acc, b_p = warpgroup_mma_wait(0, deps=(product, b_p))
                     mbarrier.arrive(v_empty.index(before))
-                    acc = acc * gl.convert_layout(alpha, of_output_rows)[:, None]
+                    acc = acc * _by_row(alpha, acc)
                     b_p = b_next
             mbarrier.arrive(q_empty.index(I_GROUP))
             slot = (done + n_visited - 1) % STAGES
             mbarrier.wait(v_full.index(slot), ((done + n_visited - 1) // STAGES) & 1)
-            b_v = v_ring.index(slot).reshape([BLOCK_N, BLOCK_D])
-            product = warpgroup_mma(b_p, b_v, acc, is_async=True)
-            acc, b_p = warpgroup_mma_wait(0, deps=(product, b_p))
+            product = _start_product(b_p, v_ring, slot, acc, BLOCK_N)
+            if TWO:
+                product2 = _start_product(b_p, v_ring2, slot, acc2, BLOCK_N)
+                acc, acc2, b_p = warpgroup_mma_wait(0, deps=(product, product2, b_p))
+            else:
+                acc, b_p = warpgroup_mma_wait(0, deps=(product, b_p))
             mbarrier.arrive(v_empty.index(slot))
         done += n_visited
-        i_round += 1  # noqa: SIM113
 
         # The mask says whether a row is empty, not m_i: see the portable kernel.
         reach = o_m * 0 + n_keys - 1
@@ -299,35 +385,38 @@ def _compute(
         top = m_i * sigma if SUBTRACT_FIRST else m_i
         lse = gl.where(m_any, (top + gl.log2(l_i)) * _LN2, float("-inf"))
         gl.store(p_lse + (i_b * n_heads + i_h).to(gl.int64) * n_queries + o_m, lse, mask=o_m < n_queries)
-        m_any = gl.convert_layout(m_any, of_output_rows)[:, None]
-        b_o = acc / gl.convert_layout(l_i, of_output_rows)[:, None]
-        if P_SCALE != 1.0:
-            b_o = b_o * (1.0 / P_SCALE)
-        if SCALED:
-            b_o = b_o * gl.load(factors[2] + i_kv)
-        b_o = gl.where(m_any, b_o, 0.0)
-        o_row = gl.arange(0, ROWS, of_output_rows)[:, None]
         p_tile = p_o + i_b.to(gl.int64) * s_ob + i_h.to(gl.int64) * s_oh + i_m.to(gl.int64) * s_om
-        m_write = (i_m + o_row < n_queries) & (o_d < D)
-        gl.store(p_tile + o_row * s_om + o_d, b_o.to(p_o.dtype.element_ty), mask=m_write)
+        p_factor = factors[2] + i_kv if SCALED else p_o
+        rows_left = n_queries - i_m
+        _store_output(p_tile, s_om, acc, l_i, m_any, rows_left, p_factor, 0, D, P_SCALE, SCALED)
+        if TWO:
+            _store_output(p_tile, s_om, acc2, l_i, m_any, rows_left, p_factor, BLOCK_D, D, P_SCALE, SCALED)
 
 
 @gluon.jit(do_not_specialize=["n_work", "n_tiles", "n_rows", "section", "n_queries", "n_keys", "right"])
 def _hopper_pipelined_kernel(
-    d_q, d_k, d_v, p_o, s_ob, s_oh, s_om, p_lse, p_qf, p_kf, p_vf,
+    d_q, d_k, d_v, d_q2, d_k2, d_v2, p_o, s_ob, s_oh, s_om, p_lse, p_qf, p_kf, p_vf,
     n_work, n_tiles, n_rows, section, n_heads, group, n_queries, n_keys, sigma, right,
-    D: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr,
+    D: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_D2: gl.constexpr, BLOCK_N: gl.constexpr,
+    GROUPS: gl.constexpr, STAGES: gl.constexpr,
     HAS_RIGHT: gl.constexpr, BOTTOM_RIGHT: gl.constexpr, SUBTRACT_FIRST: gl.constexpr, P_SCALE: gl.constexpr,
     PROMOTE: gl.constexpr, SCALED: gl.constexpr,
 ):  # fmt: skip
     FP8: gl.constexpr = d_v.dtype.primitive_bitwidth == 8
     PATH: gl.constexpr = (SUBTRACT_FIRST, P_SCALE, PROMOTE, SCALED)
-    SIZES: gl.constexpr = (GROUPS * _GROUP_ROWS, BLOCK_N, HAS_RIGHT, BOTTOM_RIGHT)
+    SIZES: gl.constexpr = (GROUPS * _GROUP_ROWS, BLOCK_N, HAS_RIGHT, BOTTOM_RIGHT, BLOCK_D, BLOCK_D2)
     q_ring = gl.allocate_shared_memory(d_q.dtype, [GROUPS, 1, 1, _GROUP_ROWS, BLOCK_D], d_q.layout)
     k_ring = gl.allocate_shared_memory(d_k.dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D], d_k.layout)
     rows: gl.constexpr = BLOCK_D if FP8 else BLOCK_N
     columns: gl.constexpr = BLOCK_N if FP8 else BLOCK_D
     v_ring = gl.allocate_shared_memory(d_v.dtype, [STAGES, 1, 1, rows, columns], d_v.layout)
+    q_ring2 = q_ring
+    k_ring2 = k_ring
+    v_ring2 = v_ring
+    if BLOCK_D2 > 0:
+        q_ring2 = gl.allocate_shared_memory(d_q.dtype, [GROUPS, 1, 1, _GROUP_ROWS, BLOCK_D2], d_q2.layout)
+        k_ring2 = gl.allocate_shared_memory(d_k.dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D2], d_k2.layout)
+        v_ring2 = gl.allocate_shared_memory(d_v.dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D2], d_v2.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -342,8 +431,10 @@ def _hopper_pipelined_kernel(
         mbarrier.init(v_full.index(i), 1)
         mbarrier.init(k_empty.index(i), GROUPS)
         mbarrier.init(v_empty.index(i), GROUPS)
-    rings = (q_ring, k_ring, v_ring, q_full, q_empty, k_full, k_empty, v_full, v_empty)
+    rings = (q_ring, k_ring, v_ring, q_ring2, k_ring2, v_ring2)
+    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
     sizes = (n_work, n_tiles, n_rows, section, n_heads)
+    descriptors = (d_q, d_k, d_v, d_q2, d_k2, d_v2)
     outputs = (p_o, s_ob, s_oh, s_om, p_lse)
     lengths = (n_queries, n_keys, right)
     factors = (p_qf, p_kf, p_vf)
@@ -351,13 +442,13 @@ def _hopper_pipelined_kernel(
         [
             (
                 _compute,
-                (rings, outputs, factors, sizes, lengths, group, sigma, 0, SIZES, D, BLOCK_D, STAGES, PATH),
+                (rings, barriers, outputs, factors, sizes, lengths, group, sigma, 0, SIZES, D, STAGES, PATH),
             ),
             (
                 _compute,
-                (rings, outputs, factors, sizes, lengths, group, sigma, 1, SIZES, D, BLOCK_D, STAGES, PATH),
+                (rings, barriers, outputs, factors, sizes, lengths, group, sigma, 1, SIZES, D, STAGES, PATH),
             ),
-            (_load, ((d_q, d_k, d_v), rings, sizes, lengths, group, SIZES, GROUPS, STAGES, FP8)),
+            (_load, (descriptors, rings, barriers, sizes, lengths, group, SIZES, GROUPS, STAGES, FP8)),
         ],
         [4, 1],
         [240, 24],
@@ -369,8 +460,8 @@ def pipelined_possible(options: Options) -> bool:
     return options.left is None and options.sigma > 0 and options.cu_q is None
 
 
-def _descriptor(x: Tensor, rows: int, columns: int | None = None) -> TensorDescriptor:
-    block = [1, 1, rows, columns or padded(x.shape[3])]
+def _descriptor(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    block = [1, 1, rows, columns]
     layout = gl.NVMMASharedLayout.get_default_for(block, _ELEMENT[x.dtype])
     strides = [s if n > 1 else 256 for n, s in zip(x.shape[:3], x.stride()[:3], strict=True)]
     return TensorDescriptor(x, list(x.shape), [*strides, 1], block, layout)
@@ -410,11 +501,16 @@ def launch_hopper_pipelined(
     programs = work if not persistent or programs is None else min(work, programs)
     rows, fp8 = tile.block_m // 2, path.operand in FP8
     factors = (operands.q_factor, operands.k_factor, operands.v_factor)
+    first, width2 = parts(head_dim, q.element_size())
+    second: list[TensorDescriptor | None] = [None, None, None]
+    if width2:
+        second = [_descriptor(x, n, width2) for x, n in ((q, rows), (k, tile.block_n), (v, tile.block_n))]
     with device_of(q):
         _hopper_pipelined_kernel[(programs,)](
-            _descriptor(q, rows),
-            _descriptor(k, tile.block_n),
-            _descriptor(v.mT, padded(head_dim), tile.block_n) if fp8 else _descriptor(v, tile.block_n),
+            _descriptor(q, rows, first),
+            _descriptor(k, tile.block_n, first),
+            _descriptor(v.mT, first, tile.block_n) if fp8 else _descriptor(v, tile.block_n, first),
+            *second,
             out,
             *out.stride()[:3],
             lse,
@@ -430,7 +526,8 @@ def launch_hopper_pipelined(
             options.sigma,
             options.right or 0,
             D=head_dim,
-            BLOCK_D=padded(head_dim),
+            BLOCK_D=first,
+            BLOCK_D2=width2,
             BLOCK_N=tile.block_n,
             GROUPS=2,
             STAGES=tile.num_stages,

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.bench import sweep
+from kernels.bench import alternate, sweep
 from kernels.bench.candidates import KERNELS, OTHERS, candidates
+from kernels.bench.problems import Size
 from kernels.bench.reference import problem, worst_error
-from kernels.tuning import HOPPER_HEAD_DIMS
+from kernels.tuning import HOPPER_HEAD_DIMS, Tile
 
 ROOT = Path(__file__).parents[2]
 GROUP = {"kernel": "forward", "head_dim": 64, "causal": True, "tokens": 1024, "width": 128}
@@ -34,6 +36,18 @@ def test_the_tables_tiles_can_be_timed_alone():
         assert set(sweep._tiles(kernel, 64, True)) < set(sweep._tiles(kernel, 64, False))
         assert sweep._tiles(kernel, 64, True)
     assert sweep._tiles("pipelined", 64, True) == candidates("pipelined", 64)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="times tiny sizes in the interpreter")
+@pytest.mark.parametrize("kernels", [("forward",), ("packed",), ("dkdv", "dq")], ids=str)
+def test_candidates_take_turns(kernels, monkeypatch):
+    monkeypatch.setattr(alternate, "candidates", lambda *_: [Tile(32, 32, 4, 1)])
+    monkeypatch.setattr(alternate, "attention", lambda *_: scaled_dot_product_attention)
+    row = alternate._row(kernels, Size(2, 2, 32, 64, True), "cpu")
+    other = "FlashAttention-2" if "dq" in kernels else "now"
+    assert set(row["least"]) == {other, *(f"{kernel} 32 32 4 1" for kernel in kernels)}
+    assert row["errors"] == {}
+    assert all(found < 1e-2 for found in row["difference"].values())
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -68,11 +68,30 @@ def test_interpreter_tiles_grow_with_the_length(length, side):
 @pytest.mark.parametrize(("size", "dim"), list(tuning._HOPPER_PIPELINED))
 def test_long_calls_go_to_the_pipelined_kernel(size, dim):
     entry = tuning._HOPPER_PIPELINED[size, dim]
-    for d in (dim // 2 + 8, dim):
+    for d in (dim - 24, dim):
         assert tuning.pipelined_tile(size, d, entry.fewest_keys - 1, False) is None
         assert tuning.pipelined_tile(size, d, entry.fewest_keys, False) == (entry.tile, entry.persistent)
         masked = entry.persistent_masked_below > entry.fewest_keys
         assert tuning.pipelined_tile(size, d, entry.fewest_keys, True) == (entry.tile, masked)
         assert tuning.pipelined_tile(size, d, 1 << 20, True) == (entry.tile, False)
-    assert tuning.pipelined_tile(size, 2 * dim, 1 << 20, False) is None
+    assert tuning.pipelined_tile(size, 256, 1 << 20, False) is None
     assert tuning.pipelined_tile(4, dim, 1 << 20, False) is None
+
+
+@pytest.mark.parametrize(
+    ("dim", "size", "widths"),
+    [
+        (64, 2, (64, 0)),
+        (48, 2, (64, 0)),
+        (72, 2, (64, 32)),
+        (96, 2, (64, 32)),
+        (104, 2, (128, 0)),
+        (96, 1, (128, 0)),
+        (136, 2, (128, 64)),
+        (192, 2, (128, 64)),
+        (200, 2, (256, 0)),
+    ],
+)
+def test_parts_of_a_head_dim(dim, size, widths):
+    assert tuning.parts(dim, size) == widths
+    assert sum(widths) >= dim
