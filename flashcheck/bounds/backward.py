@@ -18,8 +18,8 @@ from torch import Tensor
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds import centred, rms_backward
 from flashcheck.bounds.gradient_sums import GradientSum, Weights, gradient_sums, sum_group
-from flashcheck.bounds.interval import Interval, apart, pieces, rounded_interval
-from flashcheck.bounds.numbers import FP32_MAX, UNIT, flushed, weighted_growth
+from flashcheck.bounds.interval import Interval, apart, rounded_interval
+from flashcheck.bounds.numbers import FEW, FP32_MAX, UNIT, flushed, weighted_growth
 from flashcheck.bounds.pairs import Given, PairErrors, pair_errors
 from flashcheck.bounds.result import BackwardBound, Prediction, TensorBound, unpredicted
 from flashcheck.bounds.rms import after_rounding
@@ -66,20 +66,13 @@ def backward_bound(
     ds_weights = Weights(pairs.ds_size, pairs.ds_error + pairs.ds_rounding)
     weights = {"dq": ds_weights, "dk": ds_weights, "dv": p_weights}
     fmt = arithmetic.output_format
-    # The three gradients as one tensor of one dimension: what follows is the same for each element.
     values = {name: getattr(exact, name) for name in sums}
-    shapes = [value.shape for value in values.values()]
-    value = _joined(values.values())
-    error = _joined(
-        total.error(values[name], weights[name].size, weights[name].slack) for name, total in sums.items()
-    )
+    errors = {
+        name: total.error(values[name], weights[name].size, weights[name].slack)
+        for name, total in sums.items()
+    }
     overflow = _overflow(sums, weights, pairs, arithmetic)
-    past = None
-    if any(x is not None for x in overflow.values()):
-        never = torch.zeros((), dtype=torch.bool, device=value.device)
-        lines = {name: never if x is None else x for name, x in overflow.items()}
-        past = _joined(lines[name].expand_as(x) for name, x in values.items())
-    intervals = dict(zip(sums, apart(_interval(value, error, fmt, past), shapes), strict=True))
+    intervals = _intervals(lambda x, error, past: _interval(x, error, fmt, past), overflow, values, errors)
 
     @cache
     def stored() -> centred.PredictedPairs:
@@ -94,20 +87,21 @@ def backward_bound(
         variances = rms_backward.backward_variance(
             problem, forward, exact, given.lse, pairs, of_stored(), sums, scores.noise, machine
         )
-        rms = after_rounding(value, _joined(variances[name] for name in sums), fmt)
         linear = rms_backward.first_order(pairs, problem)
-        holds = _joined(linear[name].expand_as(values[name]) for name in sums)
-        if not math.isfinite(float(value.sum())):
-            holds = holds & torch.isfinite(value)
-        rms = rms if bool(holds.all()) else torch.where(holds, rms, 0.0)
-        parts = zip(pieces(rms, shapes), pieces(holds, shapes), strict=True)
-        return {name: Prediction(*part) for name, part in zip(sums, parts, strict=True)}
+        return {
+            name: _prediction(value, variances[name], linear[name], fmt) for name, value in values.items()
+        }
 
     @cache
     def centres() -> dict[str, Interval]:
-        slack = (centred.gradient_error(sums[name], stored(), x) for name, x in of_stored().items())
-        whole = centred.gradient_interval(_joined(of_stored().values()), _joined(slack), value, fmt, past)
-        return dict(zip(sums, apart(whole, shapes), strict=True))
+        slack = {name: centred.gradient_error(sums[name], stored(), x) for name, x in of_stored().items()}
+        return _intervals(
+            lambda x, error, value, past: centred.gradient_interval(x, error, value, fmt, past),
+            overflow,
+            of_stored(),
+            slack,
+            values,
+        )
 
     tensors = {}
     for name, interval in intervals.items():
@@ -138,6 +132,32 @@ def backward_bound(
 
 def _named(made: Callable[[], dict[str, T]], name: str) -> T:
     return made()[name]
+
+
+def _prediction(value: Tensor, variance: Tensor, linear: Tensor, fmt: Format) -> Prediction:
+    """Where the errors are of first order and the gradient is finite."""
+    holds = linear.expand_as(value)
+    if not math.isfinite(float(value.sum())):
+        holds = holds & torch.isfinite(value)
+    rms = after_rounding(value, variance, fmt)
+    return Prediction(rms if bool(holds.all()) else torch.where(holds, rms, 0.0), holds)
+
+
+def _intervals(
+    function: Callable[..., Interval], overflow: dict[str, Tensor | None], *tensors: dict[str, Tensor]
+) -> dict[str, Interval]:
+    """``function`` of each name's tensors and overflow, elementwise; small ones together, as one tensor."""
+    names = list(overflow)
+    if sum(tensors[0][name].numel() for name in names) > FEW:
+        return {name: function(*(x[name] for x in tensors), overflow[name]) for name in names}
+    shapes = [tensors[0][name].shape for name in names]
+    past = None
+    if any(x is not None for x in overflow.values()):
+        never = torch.zeros((), dtype=torch.bool, device=tensors[0][names[0]].device)
+        lines = {name: never if x is None else x for name, x in overflow.items()}
+        past = _joined(lines[name].expand(shape) for name, shape in zip(names, shapes, strict=True))
+    whole = function(*(_joined(x[name] for name in names) for x in tensors), past)
+    return dict(zip(names, apart(whole, shapes), strict=True))
 
 
 def _joined(tensors: Iterable[Tensor]) -> Tensor:

@@ -18,7 +18,7 @@ from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds.alignment import subnormal_values
 from flashcheck.bounds.gradient_sums import GradientSum
 from flashcheck.bounds.interval import Interval, rounded_interval
-from flashcheck.bounds.numbers import UNIT, exp_clipped, expm1_clipped, flushed, in_parts, is_power_of_two
+from flashcheck.bounds.numbers import UNIT, exp_clipped, expm1_clipped, flushed, is_power_of_two
 from flashcheck.bounds.pairs import PairErrors
 from flashcheck.bounds.products import weighted
 from flashcheck.bounds.tiling import SMALLEST_TILE
@@ -159,13 +159,6 @@ def gradient_interval(
 
 def _predicted(x: Tensor, error: Tensor, fmt: Format, factor: float) -> tuple[Tensor, Tensor]:
     """What x (times ``factor``) rounds to, and the width of what x +- error can round to: term [C1]."""
-    parts = [_predicted_part(part, slack, fmt, factor) for part, slack in in_parts(x, error)]
-    stored, slack = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
-    return stored.view(x.shape), slack.view(x.shape)
-
-
-def _predicted_part(x: Tensor, error: Tensor, fmt: Format, factor: float) -> tuple[Tensor, Tensor]:
-    """``_predicted`` for a part of one dimension."""
     if factor != 1.0:
         x, error = x * factor, error * factor
     most, least = x + error, x - error

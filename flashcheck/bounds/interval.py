@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashcheck.bounds.numbers import in_parts
 from flashcheck.formats import Format, half_ulp, round_inside, round_nearest
 
 _EVALUATION = 1.0 + 2.0**-26  # the bounds are themselves evaluated in float64: THEORY.md section 2.5
@@ -101,13 +100,9 @@ def rounded_interval(
     """
     if may_overflow is None:
         may_overflow = torch.zeros((), dtype=torch.bool, device=exact.device).expand_as(exact)
-    parts = []
-    for part, error_part in in_parts(exact, error.expand_as(exact)):
-        if (found := _ends_inside(part, error_part, fmt)) is None:
-            break
-        parts.append(found)
-    else:  # the ordinary case, in fewer steps
-        whole, lower, upper = (torch.cat(x).view(exact.shape) for x in zip(*parts, strict=True))
+    inside = _ends_inside(exact, error.expand_as(exact), fmt)
+    if inside is not None:  # the ordinary case, in fewer steps
+        whole, lower, upper = inside
         return Interval(exact, whole, lower, upper, may_overflow.expand_as(exact), fmt)
     error, size = error * _EVALUATION, exact.abs()
     error = error + 1e-14 * size.nan_to_num(0.0, 0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -32,17 +31,10 @@ LARGEST_LINEAR = 2.0**-6
 """Where logarithms of factors stay below this, exp(x) - 1 <= x (1 + 2^-6) and exp(-x) >= 1 - x replace
 exponentials (THEORY.md section 2.6), and predictions are first order."""
 
-_IN_CACHE = 1 << 14
-"""Elements of which a dozen tensors stay in a processor core's cache."""
+FEW = 1 << 13
+"""Elements up to which tensors are worth joining: a step over them costs little more than its call."""
 
 LARGEST_EXPONENT = 700.0  # exp(700) is finite in float64; an error of e^700 is "anything" for every format
-
-
-def in_parts(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Tensors of one shape, flattened, in parts small enough to be taken through many elementwise steps
-    without leaving a processor's cache; whole on other devices, or where they have no elements."""
-    size = _IN_CACHE if one.device.type == "cpu" else max(one.numel(), 1)
-    return zip(torch.split(one.reshape(-1), size), torch.split(other.reshape(-1), size), strict=True)
 
 
 def exp_clipped(x: Tensor) -> Tensor:

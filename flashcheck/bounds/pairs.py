@@ -103,7 +103,7 @@ def pair_errors(
     """Terms [B1] to [B7] of THEORY.md section 4.1, 4.2 and 4.4."""
     eager = arithmetic.keeps_probabilities
     mask, p = score.visible, exact.probabilities
-    finite = not p.numel() or bool(torch.isfinite(p.sum()))
+    finite = not p.numel() or math.isfinite(float(p.sum()))
     past: Tensor | None = None
     if not finite:
         seen = torch.isfinite(p) & forward.visible
@@ -155,7 +155,7 @@ def pair_errors(
     size_dout = dout.abs()
     unit = machine.accumulator(arithmetic.product_format or arithmetic.input_format)
     values = (problem.v.double() * problem.v_descale).abs()
-    if not bool(torch.isfinite(values).all()):
+    if not math.isfinite(float(values.sum())):
         values = values.nan_to_num(0.0, 0.0)
     magnitude = weighted(problem, size_dout, values.mT)
     largest = float(magnitude.amax()) if magnitude.numel() else 0.0
@@ -190,7 +190,7 @@ def pair_errors(
         # A dP past the range makes delta infinite, or NaN where its P is 0.
         delta_size = torch.maximum(delta_size, magnitude.amax(-1, keepdim=True))
     difference = (exact.grad_probabilities - delta).abs_()
-    if not finite or not bool(torch.isfinite(difference.sum())):
+    if not finite or not math.isfinite(float(difference.sum())):
         difference = torch.where(forward.visible, difference, 0.0).nan_to_num_(0.0, 0.0)
     overflow_p, overflow_ds, overflow_delta = _overflow(score, forward, shift, magnitude, largest, delta_size)
     if delta_past is not None:

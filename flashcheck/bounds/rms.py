@@ -14,7 +14,7 @@ from flashcheck.bounds.accumulation import (
     accumulation_variance,
     accumulation_weights,
 )
-from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT, in_parts
+from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT
 from flashcheck.bounds.products import weighted
 from flashcheck.bounds.rows import SoftmaxRows
 from flashcheck.bounds.score_noise import ScoreNoise
@@ -100,12 +100,6 @@ def after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
     Four terms serve where r >= 0.2; below, the masses that round to the values next to the nearest one do, to
     2e-6 (an exactly representable value then has error 0).
     """
-    parts = [_after_rounding(part, square, fmt) for part, square in in_parts(exact, variance)]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(exact.shape)
-
-
-def _after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
-    """``after_rounding`` for a part of one dimension."""
     if not exact.numel():
         return torch.zeros_like(exact)
     spacing = ulp(exact, fmt)
@@ -128,17 +122,16 @@ def _after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
 def _waves(offset: Tensor, noise: Tensor) -> Tensor:
     """Four terms of the sum over k, in squared spacings; ``noise`` is r^2."""
     first = torch.cos(offset * (2 * math.pi))
-    second = (first * first).mul_(2.0).sub_(1.0)
-    third, fourth = (2 * first * second).sub_(first), (second * second).mul_(2.0).sub_(1.0)
-    fading = torch.exp(noise * (-2 * math.pi**2))
-    square = fading * fading
-    fourfold = square * square
-    strengths = fading, fourfold, (fourfold * fourfold).mul_(fading), (fourfold * fourfold).square_()
-    error = noise + 1 / 12
-    quadruple = noise * 4
-    for k, (wave, strength) in enumerate(zip((first, second, third, fourth), strengths, strict=True), 1):
-        error.addcmul_(wave.mul_(strength), quadruple + 1 / (math.pi * k) ** 2, value=(-1) ** k)
-    return error
+    fading, quadruple = torch.exp(noise * (-2 * math.pi**2)), noise * 4
+    error = (noise + 1 / 12).addcmul_(first * fading, quadruple + 1 / math.pi**2, value=-1)
+    fourfold = fading.square().square_()
+    second = first.square().mul_(2.0).sub_(1.0)
+    error.addcmul_(second * fourfold, quadruple + 1 / (2 * math.pi) ** 2)
+    eightfold = fourfold.square_()
+    third = (first * second).mul_(2.0).sub_(first)
+    error.addcmul_(third.mul_(eightfold).mul_(fading), quadruple + 1 / (3 * math.pi) ** 2, value=-1)
+    fourth = second.square_().mul_(2.0).sub_(1.0)
+    return error.addcmul_(fourth.mul_(eightfold.square_()), quadruple.add_(1 / (4 * math.pi) ** 2))
 
 
 def _neighbours(offset: Tensor, noise: Tensor) -> Tensor:

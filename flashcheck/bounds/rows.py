@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -68,7 +69,7 @@ class SoftmaxRows:
 def softmax_rows(problem: Problem, exact: ForwardQuantities, errors: ScoreError) -> SoftmaxRows:
     """The rows of a problem; ``errors`` are its scores' (THEORY.md 3.1)."""
     values = problem.v.double() * problem.v_descale
-    if not bool(torch.isfinite(values).all()):
+    if not math.isfinite(float(values.sum())):
         values = values.nan_to_num(0.0, 0.0, 0.0)
     scores, p, own, mask = exact.scores, exact.probabilities, errors.own * ORACLE_SHARE, errors.visible
     if problem.sink is not None:
@@ -82,11 +83,15 @@ def softmax_rows(problem: Problem, exact: ForwardQuantities, errors: ScoreError)
             mask = torch.ones_like(errors.own)
         if mask is not None:
             mask = torch.cat([mask, torch.isfinite(sink).double()], -1)
-    row_max = exact.row_max.unsqueeze(-1)
-    live = torch.isfinite(row_max) & torch.isfinite(exact.lse.unsqueeze(-1))
-    live &= torch.isfinite(exact.out).all(-1, keepdim=True)
+    row_max, row_sum, lse, out = exact.row_max, exact.row_sum, exact.lse, exact.out
+    row_max, row_sum, lse = row_max.unsqueeze(-1), row_sum.unsqueeze(-1), lse.unsqueeze(-1)
     gap = row_max - scores
-    if not bool(live.all()):
+    live = torch.ones_like(row_max, dtype=torch.bool)
+    if not math.isfinite(float(torch.add(row_max, lse).sum() + out.sum())):
+        live = torch.isfinite(row_max) & torch.isfinite(lse) & torch.isfinite(out).all(-1, keepdim=True)
+        out, row_sum, lse = (
+            torch.where(live, x, other) for x, other in ((out, 0.0), (row_sum, 1.0), (lse, 0.0))
+        )
         # NaN and inf of rows that are not judged here must not reach the sums over all rows.
         p, own, gap = (torch.where(live, x, 0.0) for x in (p, own, gap))
         row_max = torch.where(live, row_max, 0.0)
@@ -105,10 +110,10 @@ def softmax_rows(problem: Problem, exact: ForwardQuantities, errors: ScoreError)
         gap=gap,
         p=p,
         values=values,
-        out=torch.where(live, exact.out, 0.0),
+        out=out,
         row_max=row_max,
-        row_sum=torch.where(live, exact.row_sum.unsqueeze(-1), 1.0),
-        lse=torch.where(live, exact.lse.unsqueeze(-1), 0.0),
+        row_sum=row_sum,
+        lse=lse,
         live=live,
         own=own,
         has_sink=problem.sink is not None,

@@ -98,7 +98,7 @@ def test_rounding_by_one_addition_is_rounding_to_nearest():
         assert torch.equal(again, round_nearest(x, fmt)), fmt
 
 
-@pytest.mark.parametrize("size", [3, 1 << 14, (1 << 14) + 1])
+@pytest.mark.parametrize("size", [3, 1000])
 def test_one_element_past_the_range_changes_no_other(size):
     """The short cut for what lies inside the format's range gives the same as the long way."""
     generator = torch.Generator().manual_seed(size)
