@@ -20,8 +20,8 @@ from kernels.bench.problems import Size
 _ROOT = Path(__file__).parents[2]
 
 
-def compile_ahead(sizes: Sequence[Size], seconds: float, extras: Sequence[str] = ()) -> int:
-    """Compile for all problems at once, for ``seconds`` at most; how many processes ended well.
+def compile_ahead(sizes: Sequence[Size], seconds: float, extras: Sequence[str] = ()) -> list[bool]:
+    """Compile for all problems at once, for ``seconds`` at most; which processes ended well, extras last.
 
     Args:
         extras: names of `kernels.bench.extras` to compile for.
@@ -39,13 +39,13 @@ def compile_ahead(sizes: Sequence[Size], seconds: float, extras: Sequence[str] =
         )
         for work in works
     ]
-    done = 0
+    done = []
     try:
         for process in running:
             try:
-                done += process.wait(max(0.1, deadline - time.monotonic())) == 0
+                done.append(process.wait(max(0.1, deadline - time.monotonic())) == 0)
             except subprocess.TimeoutExpired:
-                continue
+                done.append(False)
     finally:
         for process in running:
             process.kill()
