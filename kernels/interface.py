@@ -178,7 +178,9 @@ def _block_queries(sizes: tuple[str, int, int, int, int, int], options: Mapping[
     """Queries a tile of the backward; None where it depends on how the tensors lie in memory."""
     portable = backward_tile("dkdv", *sizes).block_m
     device_type, element_bytes, head_dim, value_dim, *lengths = sizes
-    on_hopper = architecture(device_type) == "sm90" and hopper_has(element_bytes, head_dim, value_dim)
+    on_hopper = architecture(device_type) == "sm90" and hopper_has(
+        element_bytes, head_dim, value_dim, "backward"
+    )
     if not (on_hopper and (simple_by_name(options) or packed_by_name(options))):
         return portable
     tiles = {hopper_tile("dkdv", device_type, head_dim, banded, *lengths) for banded in (False, True)}

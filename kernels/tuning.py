@@ -132,6 +132,7 @@ _HOPPER_FORWARD: dict[int, tuple[tuple[int, Tile], ...]] = {
     # From 1024 keys on most calls go to _HOPPER_PIPELINED, and the others must take as many keys a tile:
     # between 3 % faster and 4 % slower than (64, 64, 4, 3).
     128: ((1024, Tile(128, 128, 8, 3)), (0, Tile(64, 64, 4, 3))),
+    # Timed at 192, where it is as fast as the portable one; what is long goes to _HOPPER_PIPELINED.
     256: ((0, Tile(128, 64, 8, 2)),),
 }
 
@@ -155,10 +156,12 @@ class Pipelined:
 # (element bytes, sum of `parts`) of what kernels/hopper/pipelined.py takes. As many keys a tile as in
 # _HOPPER_FORWARD, and so one of _FORWARD_SIMPLE. The fastest of `kernels.bench.sweep` on an H200 at 1k, 4k
 # and 16k keys, in 16 bit faster than the kernel in Triton at each; fp8 under a mask was timed only with one
-# tile a program. Not swept below 1024 keys, nor at head dim 64.
+# tile a program. 192 by `kernels.bench.alternate`, 1.4 to 1.7 times as fast as Triton's; 96 like 128. Not
+# timed below 1024 keys; at head dim 64 slower than Triton's from 4096 keys on.
 _HOPPER_PIPELINED: dict[tuple[int, int], Pipelined] = {
     (2, 96): Pipelined(Tile(128, 128, 8, 2), 1024, True, 4096),
     (2, 128): Pipelined(Tile(128, 128, 8, 2), 1024, True, 4096),
+    (2, 192): Pipelined(Tile(128, 64, 8, 3), 1024, True, 4096),
     (1, 128): Pipelined(Tile(128, 128, 8, 2), 1024, True, 0),
 }
 # The same of packed segments: as many keys as the portable forward's, whatever the lengths. Not yet swept.
@@ -185,7 +188,8 @@ _HOPPER: dict[tuple[str, int], tuple[Tile, Tile]] = {
     ("dq", 256): (Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
 }
 HOPPER_HEAD_DIMS = tuple(_HOPPER_FORWARD)  # padded
-_SWEPT_HEAD_DIMS = (64, 128)
+# Padded head dims whose tiles were timed, by what runs.
+_SWEPT_HEAD_DIMS = {"forward": (64, 128, 256), "packed": (64, 128), "backward": (64, 128)}
 _LEAST_SPLIT = 128  # padded head dim
 # Other GPUs: what fits 100 KiB of shared memory.
 _SMALL_SHARED_MEMORY: dict[int, dict[int, Tile]] = {
@@ -280,9 +284,13 @@ def backward_tile(
     ]
 
 
-def hopper_has(element_bytes: int, head_dim: int, value_dim: int) -> bool:
-    """Whether kernels/hopper has swept tiles for these; rows are whole units of 16 bytes."""
-    swept = padded(head_dim) in _SWEPT_HEAD_DIMS
+def hopper_has(element_bytes: int, head_dim: int, value_dim: int, kind: str = "forward") -> bool:
+    """Whether kernels/hopper has swept tiles for these; rows are whole units of 16 bytes.
+
+    Args:
+        kind: ``"forward"``, ``"packed"`` (forward of packed segments) or ``"backward"``.
+    """
+    swept = padded(head_dim) in _SWEPT_HEAD_DIMS[kind]
     return element_bytes == 2 and head_dim == value_dim and head_dim % 8 == 0 and swept
 
 

@@ -19,10 +19,14 @@ _SCALES_OF_ROWS = 2  # of `ScorePath.scales_mode`
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, options: Options, *others: Tensor) -> bool:
-    """Whether the Hopper kernels run this call: the device has them, and their tiles are tuned for it."""
+    """Whether the Hopper kernels run this call: the device has them, and their tiles are tuned for it.
+
+    ``others``: further tensors of the backward; without any it is a forward.
+    """
+    kind = "backward" if others else ("packed" if options.cu_q is not None else "forward")
     return (
         architecture(q.device.type) == "sm90"
-        and hopper_has(q.element_size(), q.shape[3], v.shape[3])
+        and hopper_has(q.element_size(), q.shape[3], v.shape[3], kind)
         and possible(q, k, v, options, *others)
     )
 

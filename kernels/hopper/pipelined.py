@@ -50,24 +50,6 @@ _ELEMENT = {
 
 
 @gluon.jit
-def _place(i_round):
-    """Which work a program does in a round: forth in even rounds, back in odd ones.
-
-    Work comes longest first, so that who had the longest of one round has the shortest of the next.
-    """
-    i_program = gl.program_id(0)
-    turned = gl.num_programs(0) - 1 - i_program
-    return i_round * gl.num_programs(0) + gl.where(i_round % 2 == 0, i_program, turned)
-
-
-@gluon.jit
-def _rounds(n_work):
-    """How many rounds a program has work in; only the last may leave some without."""
-    whole = n_work // gl.num_programs(0)
-    return whole + gl.where(_place(whole) < n_work, 1, 0)
-
-
-@gluon.jit
 def _work(i_work, n_tiles, n_rows, section, n_heads, n_queries, n_keys, right, SIZES: gl.constexpr):
     """`kernels.hopper.order.work_item`, and how far the keys of that tile of queries reach.
 
@@ -112,9 +94,10 @@ def _load(
     k_bytes: gl.constexpr = d_k.block_type.nbytes + (d_k2.block_type.nbytes if TWO else 0)
     v_bytes: gl.constexpr = d_v.block_type.nbytes + (d_v2.block_type.nbytes if TWO else 0)
     done = 0
-    for i_round in range(_rounds(n_work)):
+    i_round = 0
+    for i_work in range(gl.program_id(0), n_work, gl.num_programs(0)):
         i_b, i_h, i_m, n_visited, _ = _work(
-            _place(i_round), n_tiles, n_rows, section, n_heads, n_queries, n_keys, right, SIZES
+            i_work, n_tiles, n_rows, section, n_heads, n_queries, n_keys, right, SIZES
         )
         i_hk = i_h // group
         for i_g in gl.static_range(GROUPS):
@@ -140,6 +123,7 @@ def _load(
             if TWO:
                 _copy_tile(d_v2, [i_b, i_hk, row, SECOND], v_full.index(slot), v_ring2.index(slot))
         done += n_visited
+        i_round += 1  # noqa: SIM113
 
 
 @gluon.jit
@@ -266,9 +250,10 @@ def _compute(
     nothing = gl.zeros([ROWS, BLOCK_N], gl.float32, of_scores)
     nothing_yet = gl.zeros([ROWS, BLOCK_D], gl.float32, of_output)
     done = 0
-    for i_round in range(_rounds(n_work)):
+    i_round = 0
+    for i_work in range(gl.program_id(0), n_work, gl.num_programs(0)):
         i_b, i_h, i_m, n_visited, n_full = _work(
-            _place(i_round), n_tiles, n_rows, section, n_heads, n_queries, n_keys, right, SIZES
+            i_work, n_tiles, n_rows, section, n_heads, n_queries, n_keys, right, SIZES
         )
         sigma, i_kv = _head_sigma(given_sigma, factors, i_b, i_h, n_heads, group, SCALED)
         i_m += I_GROUP * ROWS
@@ -375,6 +360,7 @@ def _compute(
                 acc, b_p = warpgroup_mma_wait(0, deps=(product, b_p))
             mbarrier.arrive(v_empty.index(slot))
         done += n_visited
+        i_round += 1  # noqa: SIM113
 
         # The mask says whether a row is empty, not m_i: see the portable kernel.
         reach = o_m * 0 + n_keys - 1

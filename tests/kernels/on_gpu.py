@@ -22,6 +22,7 @@ import torch
 
 PARTS = ("casts", "precision", "repeats", "sinks", "pipelined", "exactness", "judged")
 EXACT = ("sinks", "pipelined", "exactness", "judged")
+LOST = "not finished: it took too long, or its process ended"
 SECONDS = 90
 """What one configuration may take, compilation included."""
 PROCESSES = 12
@@ -29,11 +30,26 @@ PROCESSES = 12
 
 
 def side_by_side(task, arguments, device):
-    """Results of ``task(argument, device)`` in order; an exception becomes its text."""
+    """Results of ``task(argument, device)`` in order; an exception becomes its text.
+
+    A process that ends takes all others of its pool with it; what they had not finished runs again, each in a
+    pool of its own.
+    """
     if device.type != "cuda":
         return [attempt(task, argument, device) for argument in arguments]
+    results = together(task, arguments, device, PROCESSES)
+    lost = [i for i, result in enumerate(results) if result == LOST]
+    with concurrent.futures.ThreadPoolExecutor(PROCESSES) as threads:
+        again = threads.map(lambda i: together(task, [arguments[i]], device, 1)[0], lost)
+        for i, result in zip(lost, again, strict=True):
+            results[i] = result
+    return results
+
+
+def together(task, arguments, device, processes):
+    """Results in order; ``LOST`` where a process of the pool ended."""
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(PROCESSES, mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(processes, mp_context=context) as pool:
         running = [pool.submit(attempt, task, argument, device) for argument in arguments]
         return [outcome(future) for future in running]
 
@@ -42,7 +58,7 @@ def outcome(future):
     try:
         return future.result()
     except concurrent.futures.process.BrokenProcessPool:
-        return "not finished: a kernel did not end, here or beside"
+        return LOST
 
 
 def attempt(task, argument, device):
@@ -170,6 +186,7 @@ def pipelined(device):
 def judged_one(case, device):
     from tests.kernels.judged import rejections
 
+    torch.set_num_threads(1)  # as many processes as cores judge
     with limited(2 * SECONDS):
         return rejections(case, device)
 

@@ -1,7 +1,6 @@
 """The Hopper kernels against the portable ones (equal bits where tiles are equal) and against float64."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from kernels import passes
 from kernels.backward_dkdv import launch_dkdv
 from kernels.backward_dq import launch_dq
 from kernels.forward_kernel import launch_forward
-from kernels.hopper import calls, pipelined
+from kernels.hopper import calls
 from kernels.hopper.backward_dkdv import launch_hopper_dkdv
 from kernels.hopper.backward_dq import launch_hopper_dq
 from kernels.hopper.forward import launch_hopper_forward
@@ -238,26 +237,6 @@ def test_what_the_kernel_in_gluon_covers(options, possible, device):
     options = {n: x.to(device) if torch.is_tensor(x) else x for n, x in options.items()}
     q, k, _ = inputs(device, torch.bfloat16, nq=20, nk=20, d=64)
     assert pipelined_possible(parse_options(q, k, **options)) is possible
-
-
-@pytest.mark.parametrize(
-    ("work", "programs"), [(1, 1), (7, 7), (7, 1), (132, 132), (300, 132), (264, 132), (5, 4)]
-)
-def test_programs_share_all_work(work, programs, monkeypatch):
-    """Every tile of queries once; who comes first in one round comes last in the next."""
-    done, place = [], pipelined._place.fn
-    for i_program in range(programs):
-        scalars = SimpleNamespace(
-            program_id=lambda _, i=i_program: i,
-            num_programs=lambda _: programs,
-            where=lambda condition, yes, no: yes if condition else no,
-        )
-        monkeypatch.setattr(pipelined, "gl", scalars)
-        monkeypatch.setattr(pipelined, "_place", place)
-        done.append([place(i_round) for i_round in range(pipelined._rounds.fn(work))])
-    assert sorted(i for places in done for i in places) == list(range(work))
-    if work >= 2 * programs:
-        assert {sum(places[:2]) for places in done} == {2 * programs - 1}
 
 
 def test_the_passes_take_these_kernels(device, monkeypatch):

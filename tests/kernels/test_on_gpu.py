@@ -1,0 +1,18 @@
+"""How checks that run side by side survive one that ends its process."""
+
+import os
+
+import torch
+
+from tests.kernels import on_gpu
+
+
+def doubled(x, _device):
+    if x == 2:
+        os._exit(3)
+    return 2 * x
+
+
+def test_one_that_ends_takes_no_other_along(monkeypatch):
+    monkeypatch.setattr(on_gpu, "PROCESSES", 2)
+    assert on_gpu.side_by_side(doubled, [1, 2, 3], torch.device("cuda")) == [2, on_gpu.LOST, 6]
