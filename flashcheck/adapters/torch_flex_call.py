@@ -11,7 +11,6 @@ from torch import Tensor
 from flashcheck.problem import Problem
 
 _LONGEST_DECODED = 128
-_FURTHEST = 2**31 - 1
 
 
 def attend(
@@ -39,7 +38,7 @@ def attend(
 def kernel_options(p: Problem) -> dict[str, Any]:
     """What torch 2.11 needs to be told to compile at all; it raises otherwise and says so itself."""
     options: dict[str, Any] = {}
-    if _too_many_rows(p) or _reaches_far(p):
+    if _too_many_rows(p):
         options["FORCE_USE_FLEX_ATTENTION"] = True
     # Tiles are chosen by q's head dim alone; a wider v, and what the mods load for each pair, can then need
     # more shared memory than a Hopper GPU has.
@@ -75,15 +74,6 @@ def score_mod_of(problem: Problem) -> Callable[..., Tensor] | None:
         return score
 
     return score_mod
-
-
-def _reaches_far(p: Problem) -> bool:
-    """Some offset needs 64 bits, for which the template of flex decoding does not compile
-    (golden/findings/015)."""
-    spans = (
-        sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) for x in (p.q, p.k, p.v)
-    )
-    return max(spans) >= _FURTHEST
 
 
 def widens(p: Problem) -> bool:

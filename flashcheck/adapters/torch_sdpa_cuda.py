@@ -16,8 +16,9 @@ efficient
     that; dS is scaled in fp32 and rounded then.
 cudnn
     Closed source: a flash attention of the usual arithmetic, tiles unknown, that flushes subnormal numbers.
-    Its backward scales dS in fp32 and rounds it then. torch's own choice of back ends excludes a single key;
-    planning the backward of a single row of a single head ends the process (golden/findings/014).
+    Its backward scales dS in fp32 and rounds it then. torch's own choice of back ends excludes a single key,
+    and the backward refuses one query with one key. cudnn-frontend#1071 reports that planning the backward
+    of a single row of a single head ends the process (cuDNN 9.26), which ends a certificate.
 math
     The same steps as on the CPU (``torch_sdpa``); products are fp32, as TF32 is off by default.
 """
@@ -193,7 +194,7 @@ def _cudnn_call(p: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
 
 
 def _cudnn_gradients(p: Problem, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
-    """Of a single row of a single head as the first of two alike: golden/findings/014."""
+    """Of a single row of a single head as the first of two alike: cudnn-frontend#1071."""
     gradients = by_autograd(_cudnn_call)
     if p.batch * p.num_heads * p.num_queries != 1:
         return gradients(p, k, v, out, lse)

@@ -45,7 +45,7 @@ def test_an_operator_is_differentiated_at_the_forward_that_is_given() -> None:
 
 
 def test_cudnn_is_never_asked_for_the_gradients_of_one_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """golden/findings/014; here on the operator of the CPU."""
+    """cudnn-frontend#1071; here on the operator of the CPU."""
     rows = []
 
     def call(p: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
