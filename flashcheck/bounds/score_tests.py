@@ -28,8 +28,8 @@ from flashcheck.problem import Problem
 
 DIRECTIONS = ("scale", "cast")
 
-_SOLVED = 1 << 30
-"""Products that the covariances of one problem's rows may cost."""
+_SOLVED, _HELD = 1 << 30, 1 << 22
+"""Products that the covariances of one problem's rows may cost, and elements that are held at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,28 +126,34 @@ def _weighting(
     """C^-1 H of each row, C = sum_j v_ij (V_j - centre)(V_j - centre)^T + diag(own) its covariance: the best
     weights there are. Rows past _SOLVED products get (H / own) times the best factor for a row."""
     batch, heads, queries, dim = direction.shape
-    rows = batch * heads * queries
     weighting = torch.where(used, direction / (own + rounding @ values.square()), 0.0)
     moved = weighting @ values.mT - (weighting * centre).sum(-1, keepdim=True)
     spread = (rounding * moved.square()).sum(-1) + (weighting.square() * own).sum(-1)
     factor = ((weighting * direction).sum(-1) / spread).nan_to_num(0.0, 0.0)
     weighting = weighting * factor.unsqueeze(-1)
-    solved = min(queries, _SOLVED // max(rows // max(queries, 1) * rounding.shape[-1] * dim**2, 1))
-    if not solved:
-        return weighting
-    part = slice(0, solved)
-    at, size = values.unsqueeze(2) - centre[:, :, part].unsqueeze(3), own[:, :, part].sqrt()
-    seen = used[:, :, part].double()
+    held = max(batch * heads * dim * max(rounding.shape[-1], dim), 1)  # elements for one query of each head
+    solved, step = min(queries, _SOLVED // (held * dim)), max(_HELD // held, 1)
+    for first in range(0, solved, step):
+        part = (slice(None), slice(None), slice(first, min(first + step, solved)))
+        rows = (x[part] for x in (direction, rounding, centre, own, used))
+        best = _solved(values, *rows)
+        fine = torch.isfinite(best).all(-1, keepdim=True)
+        weighting[part] = torch.where(fine, best, weighting[part])
+    return weighting
+
+
+def _solved(
+    values: Tensor, direction: Tensor, rounding: Tensor, centre: Tensor, own: Tensor, used: Tensor
+) -> Tensor:
+    """C^-1 H of some rows; NaN where C is not positive definite to float64."""
+    size, seen = own.sqrt(), used.double()
     # In units of each element's own deviation: the unit matrix and something positive more.
-    scaled = at * (seen / size).unsqueeze(3)
-    covariance = (scaled * rounding[:, :, part].unsqueeze(-1)).mT @ scaled
+    scaled = (values.unsqueeze(2) - centre.unsqueeze(3)) * (seen / size).unsqueeze(3)
+    covariance = (scaled * rounding.unsqueeze(-1)).mT @ scaled
     covariance.diagonal(dim1=-2, dim2=-1).add_(1.0)
     factors, failed = torch.linalg.cholesky_ex(covariance)
-    right = (direction[:, :, part] / size).unsqueeze(-1)
-    best = torch.cholesky_solve(right, factors).squeeze(-1) / size * seen
-    fine = (failed == 0).unsqueeze(-1) & torch.isfinite(best).all(-1, keepdim=True)
-    weighting[:, :, part] = torch.where(fine, best, weighting[:, :, part])
-    return weighting
+    best = torch.cholesky_solve((direction / size).unsqueeze(-1), factors).squeeze(-1) / size * seen
+    return torch.where((failed == 0).unsqueeze(-1), best, torch.nan)
 
 
 def _sums(

@@ -121,6 +121,18 @@ def test_the_projection_is_weighted_by_what_it_tells(solved, monkeypatch):
     assert found.variance == pytest.approx(found.information, rel=1e-6)
 
 
+def test_rows_are_solved_in_parts(monkeypatch):
+    """Of a few rows each, to the same sums."""
+    kernel = emulator.as_kernel(ARITHMETICS["flash.bf16"], name="x")
+    kernel = replace(kernel, arithmetic=lambda _: ARITHMETICS["flash.bf16"])
+    problem = exposing.draw(BF16, seed=1, **SIZE)
+    whole = sums(kernel, problem)["scale"]
+    monkeypatch.setattr(score_tests, "_HELD", 1 << 16)
+    parts = sums(kernel, problem)["scale"]
+    assert parts.information == pytest.approx(whole.information, rel=1e-9)
+    assert parts.projection == pytest.approx(whole.projection, rel=1e-6)
+
+
 def test_solving_for_the_covariance_tells_more(monkeypatch):
     """Elements of a row share the roundings of P."""
     kernel = emulator.as_kernel(ARITHMETICS["flash.bf16"], name="x")
