@@ -177,7 +177,9 @@ def findings_lists(found: Sequence[tuple[Path, Certificate]]) -> tuple[str, int,
     ]
     known = sum(not row[4].startswith("no report") for row in rows)
     for path, c in found:
-        lines += [f"- [{c.kernel.name}]({path.name}) {f.dtype}, `{f.check}`: {f.message}" for f in c.findings]
+        for f in c.findings:
+            said = " ".join(f.message.split("\n\n")[0].split())
+            lines.append(f"- [{c.kernel.name}]({path.name}) {f.dtype}, `{f.check}`: {said}")
     return "\n".join(lines), len(rows), known
 
 
