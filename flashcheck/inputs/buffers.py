@@ -85,7 +85,8 @@ def packed(x: Tensor) -> Hosted:
 def far(x: Tensor) -> Hosted:
     """The last head starts 2^31 elements after the first; what lies between is never touched.
 
-    Untouched pages cost no memory on most systems; on a GPU they do. Do not ``poison`` or ``snapshot`` such a host.
+    Untouched pages cost no memory on most systems; on a GPU they do. Do not ``poison`` or ``snapshot`` such
+    a host.
     """
     b, h, n, d = x.shape
     step = -(-(2**31) // max(h - 1, 1))

@@ -65,7 +65,7 @@ def test_a_device_that_stays_full_gives_no_verdict(error: Exception, monkeypatch
 def test_a_kernel_that_asks_for_too_much_fails(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     _free(monkeypatch, 0.9)
     kernel, calls = _full(100, error)
-    with pytest.raises(KernelError, match="out of memory|ALLOC_FAILED"):
+    with pytest.raises(KernelError, match=r"out of memory|ALLOC_FAILED"):
         Judged(kernel, SPEC.build()).run()
     assert calls == [1]
 
