@@ -14,11 +14,14 @@ WAITS = (0.5, 2.0, 8.0)  # seconds before each further attempt
 ENOUGH = 0.25
 """Share of the device's memory that is enough for any problem that is judged here: a kernel that fails for
 want of memory while so much is free asked for too much."""
+NOTHING = 0.01
+"""Share below which libraries fail with any error: they load code and take workspaces of their own."""
+_WORDS = ("out of memory", "ALLOC_FAILED")
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """The device had too little memory, as torch says it: of its own allocator or of the driver."""
-    told = isinstance(error, RuntimeError) and "out of memory" in str(error)
+    """The device had too little memory, as torch says it: of its own allocator, the driver or a library."""
+    told = isinstance(error, RuntimeError) and any(word in str(error) for word in _WORDS)
     return isinstance(error, torch.OutOfMemoryError) or told
 
 
@@ -28,9 +31,20 @@ def free_share(device: torch.device) -> float:
         return 1.0
     try:
         free, total = torch.cuda.mem_get_info(device)
-    except RuntimeError:
-        return 0.0  # not even a context finds room
+    except RuntimeError as error:
+        return 0.0 if ran_out_of_memory(error) else 1.0  # not even a context finds room; or the GPU is lost
     return free / total
+
+
+def others_hold_it(error: BaseException, device: torch.device) -> bool:
+    """``error`` comes from a device whose memory other processes have filled: no verdict on the kernel."""
+    return free_share(device) < (ENOUGH if ran_out_of_memory(error) else NOTHING)
+
+
+def give_back(device: torch.device) -> None:
+    """Returns what torch keeps of freed memory to the device, for the processes beside this one."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def patiently(call: Callable[[], T], device: torch.device) -> T:
@@ -42,9 +56,8 @@ def patiently(call: Callable[[], T], device: torch.device) -> T:
         try:
             return call()
         except Exception as error:
-            if not ran_out_of_memory(error) or free_share(device) >= ENOUGH:
+            if not others_hold_it(error, device):
                 raise
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        give_back(device)
         time.sleep(wait)
     return call()

@@ -17,7 +17,7 @@ from flashcheck.bounds.forward import forward_bound
 from flashcheck.bounds.pairs import Given
 from flashcheck.bounds.result import BackwardBound, ForwardBound
 from flashcheck.bounds.score_tests import ScoreSums, score_sums
-from flashcheck.checks.exhausted import ENOUGH, free_share, patiently, ran_out_of_memory
+from flashcheck.checks.exhausted import others_hold_it, patiently
 from flashcheck.checks.measure import Measured, measure
 from flashcheck.checks.reference import (
     BackwardReference,
@@ -86,7 +86,7 @@ class Judged:
 
     def _fault(self, what: str, error: Exception) -> KernelError | JudgeError:
         """Whose fault it is that ``what`` raised."""
-        if ran_out_of_memory(error) and free_share(self.device) < ENOUGH:
+        if others_hold_it(error, self.device):
             return JudgeError(f"{self.device} has no memory left for {what}: other processes hold it")
         return KernelError(f"{what} raised {type(error).__name__}: {error}")
 
@@ -110,13 +110,17 @@ class Judged:
         a fault on a GPU no tensor reaches the device any more. ArgumentError passes: a device that no
         machine describes is the user's to change.
         """
-        try:
+
+        def call() -> Rules:
             moved = on_device(self.problem, self.device)
             return Rules(self.kernel.arithmetic(moved), self.kernel.machine(self.device))
+
+        try:
+            return patiently(call, self.device)
         except ArgumentError:
             raise
         except Exception as error:
-            raise KernelError(f"the declaration raised {type(error).__name__}: {error}") from error
+            raise self._fault("the declaration", error) from error
 
     @cached_property
     def multiplied(self) -> Problem:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flashcheck.checks.bits import differing, first_difference
+from flashcheck.checks.exhausted import give_back
 from flashcheck.checks.isolation import FINITE_POISON
 from flashcheck.checks.judged import Judged, KernelError
 from flashcheck.checks.memory import cannot_be_watched, poisoned_allocations
@@ -204,6 +205,8 @@ def wide_strides(judged: Judged) -> Record:
         except RuntimeError:
             return not_applicable(name, "this machine does not reserve 2^31 elements")
         got = _run_with(plain, tensor, host)
+        del host  # gigabytes, on a GPU
+        give_back(judged.device)
         live = ~plain.empty_rows
         interval = plain.bound.out.interval
         bad = ~interval.accepts(got) & live.unsqueeze(-1)

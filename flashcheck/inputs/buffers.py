@@ -85,11 +85,12 @@ def packed(x: Tensor) -> Hosted:
 def far(x: Tensor) -> Hosted:
     """The last head starts 2^31 elements after the first; what lies between is never touched.
 
-    Untouched pages cost no memory on most systems. Do not ``poison`` or ``snapshot`` such a host.
+    Untouched pages cost no memory on most systems; on a GPU they do. Do not ``poison`` or ``snapshot`` such
+    a host.
     """
     b, h, n, d = x.shape
     step = -(-(2**31) // max(h - 1, 1))
-    whole = torch.empty(b * h * step + n * d, dtype=x.dtype, device=x.device)
+    whole = torch.empty((b * h - 1) * step + n * d, dtype=x.dtype, device=x.device)
     view = torch.as_strided(whole, (b, h, n, d), (h * step, step, d, 1))
     view.copy_(x)
     return Hosted(view, whole)
