@@ -11,6 +11,7 @@ from torch import Tensor
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds import centred, rms
 from flashcheck.bounds.alignment import subnormal_values
+from flashcheck.bounds.alike import alike_weights
 from flashcheck.bounds.interval import Interval, rounded_interval
 from flashcheck.bounds.numbers import (
     FP32_MAX,
@@ -117,17 +118,6 @@ def forward_bound(
         lse=TensorBound(lse_interval, of_lse, prediction_gates=False, centre=lambda: None),
         scores=errors,
     )
-
-
-def alike_weights(exact: ForwardQuantities, fmt: Format) -> Tensor:
-    """Rows (B, H, Nq, 1) whose weights scatter by less than one spacing of ``fmt``: their roundings lean.
-
-    THEORY.md section 6. A row that sees no key counts as one.
-    """
-    count = exact.visible.sum(-1, keepdim=True).clamp(min=1)
-    mean = exact.probabilities.sum(-1, keepdim=True) / count
-    spread = torch.where(exact.visible, exact.probabilities - mean, 0.0).square().sum(-1, keepdim=True)
-    return (spread / count).sqrt() <= fmt.unit_roundoff * mean
 
 
 def _out_error(

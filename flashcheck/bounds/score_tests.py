@@ -17,10 +17,12 @@ from torch import Tensor
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds import rms
 from flashcheck.bounds.accumulation import accumulation_bias
+from flashcheck.bounds.alike import alike_weights
 from flashcheck.bounds.copies import distinct_rows
 from flashcheck.bounds.numbers import UNIT
 from flashcheck.bounds.rows import softmax_rows
 from flashcheck.bounds.scores import score_error
+from flashcheck.bounds.stored import Stored, stored
 from flashcheck.bounds.weights import WeightErrors, weight_errors
 from flashcheck.formats import half_ulp
 from flashcheck.oracle.quantities import ForwardQuantities
@@ -28,6 +30,8 @@ from flashcheck.problem import Problem
 
 DIRECTIONS = ("scale", "cast")
 
+_SPACINGS = 4.0
+"""Of the output's format, by which a row must scatter for its values to be rounded each by itself."""
 _SOLVED, _HELD = 1 << 30, 1 << 22
 """Products that the covariances of one problem's rows may cost, and elements that are held at once."""
 
@@ -72,10 +76,17 @@ def score_sums(
     variance, _ = rms.forward_variance(problem, errors.noise, weights, arithmetic, machine)
     fmt = arithmetic.output_format
     noise = variance + half_ulp(rows.out, fmt).square() / 3
-    error = got.double() - rows.out
+    kept = stored(rows.out, variance, fmt)
+    error = got.double() - kept.mean
     linear = rows.live & rms.first_order(weights)
     used = linear & torch.isfinite(error) & torch.isfinite(noise) & (noise.sqrt() >= fmt.quantum / 4)
     used = used & distinct_rows(got, rows.out).unsqueeze(-1)
+    # Weights within one spacing of each other are all stored as one number, as if the scale were 0.
+    used = used & ~alike_weights(exact, arithmetic.probability_format)
+    # Outputs of a row within a few spacings of each other are rounded together, whatever their common error.
+    if rows.out.shape[-1] > 1:
+        spacing = 2 * half_ulp(rows.out.abs().amax(-1, keepdim=True), fmt)
+        used = used & (rows.out.std(-1, keepdim=True) > _SPACINGS * spacing)
     if not bool(used.any()):
         return {}
     values = rows.values.repeat_interleave(problem.group, 1)
@@ -96,7 +107,10 @@ def score_sums(
         rounding = torch.zeros_like(rows.p)
     sums = {}
     for name, direction in directions.items():
-        found = _sums(direction, error, noise, used, rounding, values, weights, arithmetic, machine)
+        # Roundings of P that repeat from row to row are what the cast is asked for, and those of 8-bit
+        # formats are few and large: no weights that lean on their independence.
+        solve = name == "scale" and arithmetic.probability_format.precision >= 8
+        found = _sums(direction, error, kept, used, rounding, values, weights, arithmetic, machine, solve)
         if found is not None:
             sums[name] = found
     return sums
@@ -121,21 +135,29 @@ def _coherent(weights: WeightErrors, arithmetic: Arithmetic, machine: Machine) -
 
 
 def _weighting(
-    direction: Tensor, rounding: Tensor, values: Tensor, centre: Tensor, own: Tensor, used: Tensor
+    direction: Tensor,
+    rounding: Tensor,
+    values: Tensor,
+    centre: Tensor,
+    slope: Tensor,
+    own: Tensor,
+    used: Tensor,
 ) -> Tensor:
-    """C^-1 H of each row, C = sum_j v_ij (V_j - centre)(V_j - centre)^T + diag(own) its covariance: the best
-    weights there are. Rows past _SOLVED products get (H / own) times the best factor for a row."""
+    """C^-1 G H of each row, C = G sum_j v_ij (V_j - centre)(V_j - centre)^T G + diag(own) the covariance of
+    what is stored, G = diag(slope): the best weights there are. Rows past _SOLVED products get
+    (G H / variance) times the best factor for a row."""
     batch, heads, queries, dim = direction.shape
-    weighting = torch.where(used, direction / (own + rounding @ values.square()), 0.0)
-    moved = weighting @ values.mT - (weighting * centre).sum(-1, keepdim=True)
+    shown = direction * slope
+    weighting = torch.where(used, shown / (own + slope.square() * (rounding @ values.square())), 0.0)
+    moved = (weighting * slope) @ values.mT - (weighting * slope * centre).sum(-1, keepdim=True)
     spread = (rounding * moved.square()).sum(-1) + (weighting.square() * own).sum(-1)
-    factor = ((weighting * direction).sum(-1) / spread).nan_to_num(0.0, 0.0)
+    factor = ((weighting * shown).sum(-1) / spread).nan_to_num(0.0, 0.0)
     weighting = weighting * factor.unsqueeze(-1)
     held = max(batch * heads * dim * max(rounding.shape[-1], dim), 1)  # elements for one query of each head
     solved, step = min(queries, _SOLVED // (held * dim)), max(_HELD // held, 1)
     for first in range(0, solved, step):
         part = (slice(None), slice(None), slice(first, min(first + step, solved)))
-        rows = (x[part] for x in (direction, rounding, centre, own, used))
+        rows = (x[part] for x in (shown, rounding, centre, slope, own, used))
         best = _solved(values, *rows)
         fine = torch.isfinite(best).all(-1, keepdim=True)
         weighting[part] = torch.where(fine, best, weighting[part])
@@ -143,54 +165,64 @@ def _weighting(
 
 
 def _solved(
-    values: Tensor, direction: Tensor, rounding: Tensor, centre: Tensor, own: Tensor, used: Tensor
+    values: Tensor, shown: Tensor, rounding: Tensor, centre: Tensor, slope: Tensor, own: Tensor, used: Tensor
 ) -> Tensor:
-    """C^-1 H of some rows; NaN where C is not positive definite to float64."""
+    """C^-1 G H of some rows; NaN where C is not positive definite to float64."""
     size, seen = own.sqrt(), used.double()
     # In units of each element's own deviation: the unit matrix and something positive more.
-    scaled = (values.unsqueeze(2) - centre.unsqueeze(3)) * (seen / size).unsqueeze(3)
+    scaled = (values.unsqueeze(2) - centre.unsqueeze(3)) * (slope * seen / size).unsqueeze(3)
     covariance = (scaled * rounding.unsqueeze(-1)).mT @ scaled
     covariance.diagonal(dim1=-2, dim2=-1).add_(1.0)
     factors, failed = torch.linalg.cholesky_ex(covariance)
-    best = torch.cholesky_solve((direction / size).unsqueeze(-1), factors).squeeze(-1) / size * seen
+    best = torch.cholesky_solve((shown / size).unsqueeze(-1), factors).squeeze(-1) / size * seen
     return torch.where((failed == 0).unsqueeze(-1), best, torch.nan)
 
 
 def _sums(
     direction: Tensor,
     error: Tensor,
-    noise: Tensor,
+    kept: Stored,
     used: Tensor,
     rounding: Tensor,
     values: Tensor,
     weights: WeightErrors,
     arithmetic: Arithmetic,
     machine: Machine,
+    solve: bool,
 ) -> ScoreSums | None:
     rows = weights.rows
     direction = torch.where(used, direction, 0.0)
+    slope = kept.slope
     # Elements of a row share the errors of P, so their covariance counts; what else there is is independent.
-    stored = half_ulp(rows.out, arithmetic.output_format).square() / 3
-    own = torch.maximum(noise - rounding @ values.square(), stored)
+    shared = slope.square() * (rounding @ values.square())
+    # Never below the half of what rounding would add as noise: a prediction is not known better than that.
+    least = half_ulp(rows.out, arithmetic.output_format).square() / 6
+    own = torch.maximum(kept.variance - shared, least)
     centre = rows.out if arithmetic.row_sum == "rounded" else torch.zeros_like(rows.out)
-    weighting = _weighting(direction, rounding, values, centre, own, used)
+    if solve:
+        weighting = _weighting(direction, rounding, values, centre, slope, own, used)
+    else:
+        weighting = torch.where(used, direction / (own + shared + 2 * least), 0.0)
     largest = float(weighting.abs().max())
     if not (math.isfinite(largest) and largest > 0):
         return None
-    information = float((weighting * direction).sum())
-    pulled = weighting @ values.mT
-    centred = pulled - (weighting * rows.out).sum(-1, keepdim=True)
-    moved = pulled - (weighting * centre).sum(-1, keepdim=True)
+    before = weighting * slope  # what an error before the last rounding counts
+    information = float((before * direction).sum())
+    pulled = before @ values.mT
+    centred = pulled - (before * rows.out).sum(-1, keepdim=True)
+    moved = pulled - (before * centre).sum(-1, keepdim=True)
     variance = float((rounding * moved.square()).sum() + (weighting.square() * own).sum())
     coherent = rows.hide(_coherent(weights, arithmetic, machine))
     allowance = float((rows.p * coherent * centred.abs()).sum())
     unit = machine.accumulator(arithmetic.product_format or arithmetic.probability_format)
     drift = accumulation_bias(unit, rows.num_keys, rows.out)
-    allowance += abs(float((weighting * drift).sum()))
+    allowance += abs(float((before * drift).sum()))
+    # Problems add: each counts by what it tells, information over variance.
+    factor = information / variance if variance > 0 and information > 0 else 1.0
     return ScoreSums(
-        projection=float((weighting * torch.where(used, error, 0.0)).sum()),
-        information=information,
-        variance=variance,
-        allowance=allowance,
+        projection=factor * float((weighting * torch.where(used, error, 0.0)).sum()),
+        information=factor * information,
+        variance=factor**2 * variance,
+        allowance=factor * allowance,
         elements=int(used.sum()),
     )
