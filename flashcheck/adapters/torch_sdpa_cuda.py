@@ -18,7 +18,8 @@ cudnn
     Closed source: a flash attention of the usual arithmetic, tiles unknown, that flushes subnormal numbers.
     Its backward scales dS in fp32 and rounds it then. torch's own choice of back ends excludes a single key,
     and the backward refuses one query with one key. cudnn-frontend#1071 reports that planning the backward
-    of a single row of a single head ends the process (cuDNN 9.26), which ends a certificate.
+    of a single row of a single head ends the process (cuDNN 9.26), which ends a certificate. A delta that
+    overflows to -inf counts as 0 in its backward (golden/findings/017).
 math
     The same steps as on the CPU (``torch_sdpa``); products are fp32, as TF32 is off by default.
 """

@@ -3,8 +3,8 @@
 Tensors are (total length, heads, dim) with cumulative lengths; an ordinary batch is packed by the adapter.
 Read from torch 2.13 (torch/nn/attention/varlen.py): causality is a window (-1, 0), counted from the bottom
 right of each sequence; ``return_aux`` gives the LSE as (heads, total length), although the docstring says
-the reverse. Arithmetic: that of ``torch.sdpa.cuda.flash``. Releases before ``scale`` and ``window_size``
-declare less.
+the reverse. Arithmetic: that of ``torch.sdpa.cuda.flash``. A window that is open to the right hides keys
+where the queries are many (golden/findings/016). Releases before ``scale`` and ``window_size`` declare less.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class ScoreError:
         additive: True where bias, ALiBi or a cap stand between the constant and the score, so that its
             error does not act on s - m alone.
         overflow: boolean (B, H, Nq): rows in which a score may leave the range of fp32, or of the format in
-            which it is stored; None: in no row.
+            which it is stored; hidden scores too where the softmax is one of whole rows. None: in no row.
         visible: 1.0 where visible and 0.0 where hidden; None where everything is visible.
         noise: their variance and mean, for predictions.
     """
@@ -84,6 +84,14 @@ def score_error(
     own = _after_the_product(own, problem, exact, arithmetic, machine, additive=additive)
     constant = arithmetic.scale_roundings * UNIT
     may_grow = additive or arithmetic.scaled_score_format is not None
+    # A softmax of whole rows hides keys by adding -inf to their scores: one that is +inf makes its row NaN.
+    added = arithmetic.normalise == "before_product" and visible is not None
+    stored = arithmetic.scaled_score_format
+    if added and stored is not None and finite:
+        hidden = torch.where(exact.visible, 0.0, exact.products.abs() + own)
+        if not float(hidden.sum()) < stored.overflow_threshold:
+            beyond = hidden >= stored.overflow_threshold
+            past = beyond if past is None else past | beyond
     if safe and past is None and finite and not (may_grow and not _all_small(own, exact)):
         own = own if visible is None else own.mul_(visible)
         return ScoreError(own, constant, additive, None, visible, noise)
@@ -91,7 +99,7 @@ def score_error(
     over = own.isinf() | (scale * magnitude >= FP32_MAX) | (sizes >= FP32_MAX)
     over = over if past is None else over | past
     own = own if past is None else torch.where(past, torch.inf, own)
-    rows = (exact.visible & over).any(-1)
+    rows = (over if added else exact.visible & over).any(-1)
     own = torch.where(exact.visible, own, 0.0)
     return ScoreError(own, constant, additive, rows, visible, noise)
 

@@ -63,6 +63,34 @@ def test_a_product_past_fp16_may_give_nan_in_eager_attention_but_no_finite_wrong
         assert (bound.out.interval.margin(got) <= 1).all()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "size", "scale"),
+    [(torch.float16, 2.0**7, 1.0), (torch.float16, 2.0**6, 4.0), (torch.bfloat16, 2.0**63, 1.0)],
+    ids=["product", "scaled product", "sum in fp32"],
+)
+def test_a_hidden_score_that_overflows_may_make_its_row_nan_where_the_mask_is_added(
+    dtype: torch.dtype, size: float, scale: float
+) -> None:
+    q, k, v = (torch.zeros(1, 1, 2, 8, dtype=dtype) for _ in range(3))
+    q[..., 0, :4], k[..., 1, :4] = size, size  # 4 size^2 scale: the least power of two to overflow
+    v[..., 0, :], v[..., 1, :] = 1.0, -2.0
+    p = Problem(q, k, v, scale=scale, causal="top_left")
+    kernel = load("eager")
+    judged = Judged(kernel, p)
+    got = judged.result.out.double()
+    assert got[..., 0, :].isnan().all()
+    assert got[..., 1, :].isfinite().all()
+    assert not any(m.over for m in (*judged.measured.values(), *judged.measured_gradients.values()))
+    margin = judged.bound.out.interval.margin
+    assert (margin(torch.full_like(got, 0.5))[..., 0, :] > 1).all()
+    assert (margin(torch.full_like(got, torch.nan))[..., 1, :] > 1).all()
+    just_below = replace(kernel, forward=lambda _: judged.result)
+    smaller = p.replaced(q=torch.where(q == 0, q, q * 0.5))
+    assert (Judged(just_below, smaller).bound.out.interval.margin(got)[..., 0, :] > 1).all()
+    sets_them = replace(kernel, arithmetic=lambda x: replace(kernel.arithmetic(x), normalise="after_product"))
+    assert (Judged(sets_them, p).bound.out.interval.margin(got)[..., 0, :] > 1).all()
+
+
 @pytest.mark.parametrize("options", [{}, {"causal": "top_left"}, {"scale": -0.3}, {"scale": 0.0}], ids=str)
 def test_eager_gradients_mean_what_the_contract_means(options: dict[str, object]) -> None:
     p = problem_with(torch.float32, **options)

@@ -1,0 +1,93 @@
+"""Faults that were found on a GPU (golden/findings), planted in kernels that run here: each is rejected, and
+the same kernel where the fault has no effect is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashcheck.adapters.torch_sdpa_cuda import cudnn_kernel
+from flashcheck.arithmetic import ARITHMETICS, HOPPER
+from flashcheck.checks import CHECKS, Judged
+from flashcheck.checks.record import Status
+from flashcheck.emulator import as_kernel
+from flashcheck.kernel import Kernel
+from flashcheck.problem import Problem
+
+
+def _open_window_is_the_longest_sequence() -> Kernel:
+    """Finding 016: FlashAttention-2's right side of a window, where the caller set none."""
+    kernel = as_kernel(ARITHMETICS["flash.bf16"], name="open window")
+
+    def changed(p: Problem) -> Problem:
+        assert p.window is not None
+        longest = p.num_keys if p.cu_seqlens_k is None else int(p.cu_seqlens_k.diff().max())
+        return p.replaced(window=(p.window[0], longest))
+
+    return replace(kernel, forward=lambda p: kernel.forward(changed(p)))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "rejected"),
+    [
+        ([(2, 1)], False),
+        ([(3, 1)], True),
+        ([(6, 5)], False),
+        ([(7, 5)], True),
+        ([(9, 3), (1, 8)], False),
+        ([(9, 3), (1, 7)], True),
+    ],
+)
+def test_a_window_that_is_open_to_the_right_hides_no_key(
+    lengths: list[tuple[int, int]], rejected: bool
+) -> None:
+    ends = [torch.tensor([0, *side]).cumsum(0) for side in zip(*lengths, strict=True)]
+    rows, keys = (int(end[-1]) for end in ends)
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(1, 1, n, 8, generator=generator).bfloat16() for n in (rows, keys, keys))
+    packed = {} if len(lengths) == 1 else {"cu_seqlens_q": ends[0], "cu_seqlens_k": ends[1]}
+    p = Problem(q, k, v, window=(1, None), **packed)
+    record = CHECKS["forward.bound"].on(Judged(_open_window_is_the_longest_sequence(), p))
+    assert (record.status is Status.FAIL) == rejected
+
+
+def _cudnn_with_delta(minus_infinity: float) -> Kernel:
+    """Finding 017: cuDNN's declaration, and a backward that takes ``minus_infinity`` for a delta of -inf."""
+
+    def backward(p: Problem, out: Tensor, lse: Tensor) -> Mapping[str, Tensor]:
+        assert p.dout is not None
+        delta = (p.dout.float() * out.float()).sum(-1, keepdim=True)
+        delta = torch.where(delta == -torch.inf, minus_infinity, delta)
+        weights = (p.q.float() @ p.k.float().mT * p.effective_scale - lse.unsqueeze(-1)).exp()
+        dp = (p.dout.double() @ p.v.double().mT).float()
+        ds = (weights * (dp - delta) * p.effective_scale).bfloat16().float()
+        dq, dk = ds @ p.k.float(), ds.mT @ p.q.float()
+        dv = weights.bfloat16().float().mT @ p.dout.float()
+        return {"dq": dq.bfloat16(), "dk": dk.bfloat16(), "dv": dv.bfloat16()}
+
+    there = cudnn_kernel()
+    here = replace(there.capabilities, devices=("cpu",))
+    return replace(there, capabilities=here, backward=backward, machine=lambda _: HOPPER)
+
+
+@pytest.mark.parametrize("size", [2.0, 1.0])
+@pytest.mark.parametrize("instead", [0.0, -torch.inf], ids=["zero", "kept"])
+def test_a_delta_that_overflows_is_not_zero(instead: float, size: float) -> None:
+    """The case that the fuzzer shrank on an H200, and half of it, where nothing overflows."""
+    q, dout = (torch.zeros(1, 1, 1, 24).bfloat16() for _ in range(2))
+    k, v = (torch.zeros(1, 1, 2, 24).bfloat16() for _ in range(2))
+    k[..., 1, 23] = 1.0
+    v[..., 12], v[..., 15] = 2.0**127, -(2.0**127)
+    dout[..., 12], dout[..., 15] = -size, -size / 2
+    judged = Judged(_cudnn_with_delta(instead), Problem(q, k, v, scale=1.0, dout=dout))
+    record = CHECKS["backward.bound"].on(judged)
+    if instead == 0.0 and size == 2.0:
+        assert record.status is Status.FAIL
+        assert record.margin == pytest.approx(123574.96959329885, rel=1e-12)  # as it was recorded there
+        assert float(judged.gradients["dq"][..., 23]) == -(2.0**126)
+    else:
+        assert record.status is Status.PASS
