@@ -114,7 +114,7 @@ def test_no_single_problem_decides_about_a_group():
     for projection in (0.5, -0.5, 0.3, 500.0):
         tally.add(ScoreSums(projection, 100.0, 100.0, 0.0, 1000))
     assert tally.verdict("scale", "").status is Status.PASS
-    for _ in range(8):
+    for _ in range(20):
         tally.add(ScoreSums(450.0, 100.0, 100.0, 0.0, 1000))
     assert tally.verdict("scale", "").failed
 
