@@ -118,7 +118,7 @@ def make_plan(
     unplanned: dict[str, tuple[str, ...]] = {}
     forbidden = 0
     for dtype in chosen:
-        edges = tile_edges(kernel, dtype, device)
+        edges = (*tile_edges(kernel, dtype, device), *open_windows(capabilities))
         specs, missing, excluded = _specs(capabilities, dtype, LEVELS[level], max_cases, seed, edges)
         checks = assigned([spec for spec, _ in specs], dtype == chosen[0])
         cases += [Case(spec, names, why) for (spec, why), names in zip(specs, checks, strict=True)]
@@ -201,6 +201,27 @@ def tile_edges(kernel: Kernel, dtype: str, device: str) -> tuple[tuple[Wishes, s
             (_hidden_tile(keys, rows[0] if rows else keys, dim), "a window that hides a visited tile")
         )
     return tuple(wanted)
+
+
+def open_windows(capabilities: Capabilities) -> tuple[tuple[Wishes, str], ...]:
+    """Windows without a limit to one side where the other length is by far the larger one.
+
+    A number put in the place of "no limit" (finding 016) must hide nothing however far the diagonal lies.
+    """
+    if "window" not in capabilities.options or not capabilities.cross_lengths:
+        return ()
+    sides: tuple[tuple[tuple[int | None, int | None], tuple[int, int]], ...] = (
+        ((2, None), (97, 3)),
+        ((None, 2), (3, 97)),
+        ((None, 2), (97, 3)),
+    )
+    return tuple(
+        (
+            Wishes(option="window", window=window, lengths=lengths, causal="none"),
+            f"window {window} over {lengths[0]} x {lengths[1]}",
+        )
+        for window, lengths in sides
+    )
 
 
 def _hidden_tile(keys: int, queries: int, head_dim: int) -> Wishes:

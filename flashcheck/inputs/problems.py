@@ -64,7 +64,7 @@ class Wishes:
     head_dim: int | None = None
     value_dim_differs: bool | None = None
     lengths: tuple[int, int] | None = None
-    window: tuple[int, int] | None = None
+    window: tuple[int | None, int | None] | None = None
     scale: float | None = None
     without: Without | None = None
     empty_rows: bool = False

@@ -24,9 +24,10 @@ from flashcheck.inputs.combinations import (
 )
 from flashcheck.inputs.coverage import covered, required
 from flashcheck.inputs.spec import ProblemSpec
-from flashcheck.kernel import Kernel
+from flashcheck.kernel import ForwardResult, Kernel
 from flashcheck.loading import load
 from flashcheck.plan import make_plan
+from flashcheck.problem import Problem
 from flashcheck.reruns import ALTERNATE, EVERY, ON_NOTHING, ONCE, assigned, lacks
 from tests.inputs.test_specs import DECLARATIONS, EVERYTHING, refuse
 
@@ -191,3 +192,34 @@ def test_a_window_hides_a_visited_tile_from_later_rows_of_a_query_tile(keys: int
     assert 0 <= first_key < end_of_tile
     assert problem.num_queries > row + 1
     assert all(later - problem.window[0] >= end_of_tile for later in range(row + 1, problem.num_queries))
+
+
+@pytest.mark.parametrize("level", ["standard", "thorough"])
+def test_windows_open_to_one_side_meet_lengths_far_apart(level: str) -> None:
+    """FlashAttention-2 puts the number of keys in the place of no limit (finding 016): the plan shows it."""
+    kernel = emulator.KERNELS["emulator.flash.bf16"]()
+    specs = [case.spec for case in make_plan(kernel, level, max_cases=90).cases if "window (" in case.reason]
+    assert {spec.window for spec in specs} == {(2, None), (None, 2)}
+    for spec in specs:
+        problem = spec.build()
+        assert problem.window == spec.window
+        if spec.window == (2, None):
+            limited = problem.replaced(window=(2, problem.num_keys))
+            assert not bool((limited.visible() == problem.visible()).all())
+
+
+def test_a_number_in_the_place_of_no_limit_is_rejected_at_standard() -> None:
+    kernel = emulator.KERNELS["emulator.flash.bf16"]()
+
+    def forward(problem: Problem) -> ForwardResult:
+        left, right = problem.window or (None, None)
+        if left is not None and right is None:
+            problem = problem.replaced(window=(left, problem.num_keys))
+        return kernel.forward(problem)
+
+    faulty = replace(kernel, forward=forward, backward=None)
+    for case in make_plan(faulty, "standard", max_cases=90).cases:
+        if "window (2, None)" in case.reason:
+            assert CHECKS["forward.bound"](faulty, case.spec.build()).failed
+            return
+    raise AssertionError("the plan holds no such window")
