@@ -12,6 +12,8 @@ pallas (jax.experimental.pallas.ops.gpu.attention.mha, interpret mode)
     which the product is not rounded: with scores past 1e10 the exponent of the largest one is not 0 then, and
     NaN may come out. The LSE is kept in base 2. The backward scales dS in fp32 and rounds it then; delta is
     taken in the input format (golden/findings/013).
+
+XLA computes on a CPU with subnormal fp32 operands and results taken for zero.
 """
 
 from __future__ import annotations
@@ -97,6 +99,7 @@ def dot_product_arithmetic(problem: Problem) -> Arithmetic:
         grad_probability_format=fmt,
         grad_score_format=FP32,
         scaled_grad_score_format=FP32,
+        flush_subnormals=True,
     )
 
 
@@ -111,6 +114,7 @@ def _pallas_arithmetic(problem: Problem) -> Arithmetic:
         grad_score_format=FP32,
         scaled_grad_score_format=fmt,
         delta_format=fmt,
+        flush_subnormals=True,
     )
 
 
