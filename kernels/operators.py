@@ -49,27 +49,6 @@ def _(q: Tensor, _k: Tensor, v: Tensor, *_options: Any) -> tuple[Tensor, Tensor]
     )
 
 
-@torch.library.custom_op(
-    "flash_kernels::backward",
-    mutates_args=(),
-    schema=f"(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
-    f"bool bias_gradient, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-def backward_op(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dlse: Tensor | None,
-    bias_gradient: bool,
-    *options: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv, dbias, dsink; the last two are empty where there is none."""
-    return _backward(dout, q, k, v, out, lse, dlse, bias_gradient, *options)
-
-
 def _backward(
     dout: Tensor,
     q: Tensor,
@@ -81,11 +60,21 @@ def _backward(
     bias_gradient: bool,
     *options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv, dbias, dsink; the last two are empty where there is none."""
     found = run_backward(
         dout, q, k, v, out, lse, dlse=dlse, bias_gradient=bias_gradient, **_keywords(options)
     )
     dbias, dsink = (found.get(name, dout.new_empty(0)) for name in ("dbias", "dsink"))
     return found["dq"], found["dk"], found["dv"], dbias, dsink
+
+
+backward_op = torch.library.custom_op(
+    "flash_kernels::backward",
+    _backward,
+    mutates_args=(),
+    schema=f"(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
+    f"bool bias_gradient, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
 
 
 @backward_op.register_fake
