@@ -30,8 +30,6 @@ from flashcheck.problem import Problem
 
 DIRECTIONS = ("scale", "cast")
 
-_SPACINGS = 4.0
-"""Of the output's format, by which a row must scatter for its values to be rounded each by itself."""
 _SOLVED, _HELD = 1 << 30, 1 << 22
 """Products that the covariances of one problem's rows may cost, and elements that are held at once."""
 
@@ -83,10 +81,6 @@ def score_sums(
     used = used & distinct_rows(got, rows.out).unsqueeze(-1)
     # Weights within one spacing of each other are all stored as one number, as if the scale were 0.
     used = used & ~alike_weights(exact, arithmetic.probability_format)
-    # Outputs of a row within a few spacings of each other are rounded together, whatever their common error.
-    if rows.out.shape[-1] > 1:
-        spacing = 2 * half_ulp(rows.out.abs().amax(-1, keepdim=True), fmt)
-        used = used & (rows.out.std(-1, keepdim=True) > _SPACINGS * spacing)
     if not bool(used.any()):
         return {}
     values = rows.values.repeat_interleave(problem.group, 1)
