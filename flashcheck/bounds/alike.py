@@ -30,8 +30,9 @@ def summed_variance(weighting: Tensor, variance: Tensor, log_size: Tensor) -> fl
     their error or not: the larger of both counts.
 
     Args:
-        weighting, variance, log_size: one shape; the weight that is rounded is exp(-log_size), inf where there
-            is none. Where it is 1 it is stored as it is: only fp32 errors, which are each row's own, move it.
+        weighting, variance, log_size: one shape; the weight that is rounded is exp(-log_size), and
+            log_size is inf where there is none. A weight of 1 is stored as it is: only fp32 errors, which
+            are each row's own, move it.
 
     Source: THEORY.md section 9.
     """
