@@ -16,7 +16,7 @@ failure, 2 for a file of another run. No test: a full count takes an hour of one
 from __future__ import annotations
 
 import argparse
-import contextlib
+import copy
 import json
 import random
 import sys
@@ -136,7 +136,8 @@ class Source:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Source:
-        groups = {key: _tally(TALLIES[key.split()[-1]], value) for key, value in data["groups"].items()}
+        kept = data.get("groups", {})  # a sum of runs has none
+        groups = {key: _tally(TALLIES[key.split()[-1]], value) for key, value in kept.items()}
         counters = {name: Counter(data[name]) for name in ("checks", "times", "families")}
         return Source(**{**data, **counters, "groups": groups})
 
@@ -316,27 +317,32 @@ class Run:
             source.fails(f"groups: JUDGE {error!r}\n    {json.dumps(spec.to_json())}")
 
     def go(self, cases: int) -> None:
-        """Judges cases until ``cases`` are done. Ctrl-C ends it; what is done is saved."""
+        """Judges cases until ``cases`` are done. Ctrl-C ends it; what is done is saved, and the case in
+        flight, which a resumed run begins again, is not counted."""
         cpu, wall = time.process_time() - self.seconds, time.perf_counter() - self.wall
         saved = time.perf_counter()
-        with contextlib.suppress(KeyboardInterrupt):
-            while self.done < cases:
+        while self.done < cases:
+            name = self.order[self.done % len(self.order)]
+            before = copy.deepcopy(self.sources[name])
+            try:
                 self.case(self.done)
-                self.done += 1
-                if device_lost():
-                    name = self.order[(self.done - 1) % len(self.order)]
-                    self.sources[name].fails(f"case {self.done - 1}: the GPU is lost to this process")
-                    break
-                self.seconds, self.wall = time.process_time() - cpu, time.perf_counter() - wall
-                if time.perf_counter() - saved > _SAVE_EVERY:
-                    saved = time.perf_counter()
-                    self.save()
-                    rate = 1e3 * self.seconds / self.done
-                    print(
-                        f"{self.done:,} of {cases:,}, {rate:.0f} ms a case, {self.alarms} alarms",
-                        file=sys.stderr,
-                        flush=True,
-                    )
+            except KeyboardInterrupt:
+                self.sources[name] = before
+                break
+            self.done += 1
+            if device_lost():
+                self.sources[name].fails(f"case {self.done - 1}: the GPU is lost to this process")
+                break
+            self.seconds, self.wall = time.process_time() - cpu, time.perf_counter() - wall
+            if time.perf_counter() - saved > _SAVE_EVERY:
+                saved = time.perf_counter()
+                self.save()
+                rate = 1e3 * self.seconds / self.done
+                print(
+                    f"{self.done:,} of {cases:,}, {rate:.0f} ms a case, {self.alarms} alarms",
+                    file=sys.stderr,
+                    flush=True,
+                )
         self.save()
 
     def table(self) -> str:
