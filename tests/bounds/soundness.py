@@ -22,6 +22,7 @@ from flashcheck.checks import Judged
 from flashcheck.checks.rms import RmsTally
 from flashcheck.checks.score_tests import ScoreTally
 from flashcheck.devices import choose_device, interpret_without_gpu
+from flashcheck.inputs.combinations import is_legal
 from flashcheck.inputs.problems import Wishes, draw_spec, families_for
 from flashcheck.inputs.values import FAMILIES
 from flashcheck.kernel import Kernel
@@ -142,8 +143,7 @@ class Run(LongRun):
             lengths = None if rng.random() < _FREE else (rng.choice(_LENGTHS), rng.choice(_LENGTHS))
             wishes = Wishes(family=family, lengths=lengths)
             spec = draw_spec(rng, capabilities, dtype, rng.randrange(2**31), wishes)
-            legal = capabilities.refuses(spec.outline()) is None
-            if legal and (capabilities.empty_rows or not spec.leaves_rows()):
+            if is_legal(spec, capabilities):
                 break
         else:
             return

@@ -34,6 +34,7 @@ from flashcheck.checks.rms import RmsTally
 from flashcheck.checks.score_tests import ScoreTally
 from flashcheck.devices import choose_device, interpret_without_gpu
 from flashcheck.errors import ArgumentError
+from flashcheck.inputs.combinations import is_legal
 from flashcheck.inputs.problems import Wishes, Without, draw_spec, families_for
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.values import FAMILIES
@@ -177,8 +178,7 @@ def legal_spec(rng: random.Random, kernel: Kernel, dtype: str, family: str) -> P
         option = "cu_seqlens" if packed else None
         wishes = Wishes(family=family, lengths=lengths, option=option, without=without)
         spec = draw_spec(rng, capabilities, dtype, rng.randrange(2**31), wishes)
-        rows = capabilities.empty_rows or not spec.leaves_rows()
-        if rows and capabilities.refuses(spec.outline()) is None:
+        if is_legal(spec, capabilities):
             return spec
     return None
 
