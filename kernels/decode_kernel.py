@@ -342,4 +342,4 @@ def default_splits(device: torch.device, programs: int, num_keys: int, block_n: 
     processors = 132
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(1, min(triton.cdiv(2 * processors, programs), triton.cdiv(num_keys, block_n), MOST_SPLITS))
+    return max(1, min(-(-2 * processors // programs), -(-num_keys // block_n), MOST_SPLITS))

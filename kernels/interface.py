@@ -158,14 +158,14 @@ def arithmetic(
     options = options or {}
     sizes = (device_type, _ELEMENT_BYTES[dtype_name], head_dim, value_dim, num_queries, num_keys)
     data_mask = options.get("mask") is not None or options.get("bias") is not None
-    kind = {"data_mask": data_mask, "simple": simple_by_name(options)}
+    tile = forward_tile(*sizes, data_mask=data_mask, simple=simple_by_name(options))
     return {
         "probability_format": dtype_name,
         "grad_score_format": dtype_name,
         "score_format": None,
         "output_format": dtype_name,
         "lse_format": "fp32",
-        "block_keys": forward_tile(*sizes, **kind).block_n,
+        "block_keys": tile.block_n,
         "block_queries": _block_queries(sizes, options),
         "order": "ascending",
         "row_sum": "unrounded",
@@ -177,13 +177,13 @@ def arithmetic(
 def _block_queries(sizes: tuple[str, int, int, int, int, int], options: Mapping[str, Any]) -> int | None:
     """Queries a tile of the backward; None where it depends on how the tensors lie in memory."""
     portable = backward_tile("dkdv", *sizes).block_m
-    device_type, element_bytes, head_dim, value_dim, *lengths = sizes
+    device_type, element_bytes, head_dim, value_dim, *_ = sizes
     on_hopper = architecture(device_type) == "sm90" and hopper_has(
         element_bytes, head_dim, value_dim, "backward"
     )
     if not (on_hopper and (simple_by_name(options) or packed_by_name(options))):
         return portable
-    tiles = {hopper_tile("dkdv", device_type, head_dim, banded, *lengths) for banded in (False, True)}
+    tiles = {hopper_tile("dkdv", device_type, head_dim, banded, *sizes[4:]) for banded in (False, True)}
     return portable if {tile.block_m for tile in tiles} == {portable} else None
 
 

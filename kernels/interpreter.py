@@ -90,7 +90,8 @@ def _fp8_values(exponent_bits: int, largest_code: int) -> np.ndarray:
     code = np.arange(largest_code + 1)
     exponent, fraction = code >> fraction_bits, code & (2**fraction_bits - 1)
     significand = fraction / 2**fraction_bits + (exponent > 0)
-    return significand * 2.0 ** (np.maximum(exponent, 1) - bias)
+    values: np.ndarray = significand * 2.0 ** (np.maximum(exponent, 1) - bias)
+    return values
 
 
 # Largest finite codes: e4m3fn has NaN at 0x7F only; e5m2 has inf at 0x7C and NaN above.
@@ -114,8 +115,10 @@ _CODED = frozenset({tl.bfloat16, *_FINITE})
 def decode(codes: np.ndarray, dtype: tl.dtype) -> np.ndarray:
     """Values (float32, exact) of bf16 (uint16), e4m3fn or e5m2 (uint8) codes."""
     if dtype == tl.bfloat16:
-        return (codes.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return _DECODE[dtype][codes]
+        values: np.ndarray = (codes.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    else:
+        values = _DECODE[dtype][codes]
+    return values
 
 
 def encode(values: np.ndarray, dtype: tl.dtype, truncate: bool = False) -> np.ndarray:
@@ -154,7 +157,8 @@ def _round_to_odd(values: np.ndarray) -> np.ndarray:
         nearest = values.astype(np.float32)
     toward_zero = np.where(np.abs(nearest) > np.abs(values), np.nextafter(nearest, np.float32(0)), nearest)
     inexact = np.isfinite(values) & (toward_zero != values)
-    return (toward_zero.view(np.uint32) | inexact.astype(np.uint32)).view(np.float32)
+    rounded: np.ndarray = (toward_zero.view(np.uint32) | inexact.astype(np.uint32)).view(np.float32)
+    return rounded
 
 
 def _values(handle: Any) -> np.ndarray:
@@ -184,7 +188,7 @@ def _replace(owner: type, name: str, replacement: Callable[..., Any]) -> None:
 def _repair_casts() -> None:
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _get_np_dtype, _ir
 
-    def cast(original, self, src, dst_type, rounding_mode=None):
+    def cast(original: Any, self: Any, src: Any, dst_type: Any, rounding_mode: Any = None) -> Any:
         source, target = src.dtype.scalar, dst_type.scalar
         extra = () if original.__name__ == "cast_impl" else (rounding_mode,)
         if source not in _CODED and target not in _CODED:
@@ -201,23 +205,23 @@ def _repair_casts() -> None:
 def _repair_arithmetic() -> None:
     from triton.runtime.interpreter import InterpreterBuilder
 
-    def binary(original, self, lhs, rhs, op):
+    def binary(original: Any, self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
         if lhs.dtype.scalar not in _CODED:
             return original(self, lhs, rhs, op)
         return _handle(op(_values(lhs), _values(rhs)), lhs.dtype.scalar)
 
-    def unary(original, self, arg, op):
+    def unary(original: Any, self: Any, arg: Any, op: Any) -> Any:
         if arg.dtype.scalar not in _CODED:
             return original(self, arg, op)
         return _handle(op(_values(arg)), arg.dtype.scalar)
 
-    def ternary(original, self, lhs, rhs, other, op):
+    def ternary(original: Any, self: Any, lhs: Any, rhs: Any, other: Any, op: Any) -> Any:
         # A selection moves codes; only clipping computes with them.
         if lhs.dtype.scalar not in _CODED or op is not np.clip:
             return original(self, lhs, rhs, other, op)
         return _handle(op(_values(lhs), _values(rhs), _values(other)), lhs.dtype.scalar)
 
-    def fma(original, self, x, y, z):
+    def fma(original: Any, self: Any, x: Any, y: Any, z: Any) -> Any:
         if z.dtype.scalar not in _CODED:
             return original(self, x, y, z)
         addend = _values(z).astype(np.float64)
@@ -232,7 +236,7 @@ def _repair_arithmetic() -> None:
         total = np.where(move, np.nextafter(total, np.copysign(INF, error)), total)
         return _handle(total, z.dtype.scalar)
 
-    def rsqrt(original, self, arg):
+    def rsqrt(original: Any, self: Any, arg: Any) -> Any:
         if arg.dtype.scalar not in _CODED:
             return original(self, arg)
         return _handle(1 / np.sqrt(_values(arg)), arg.dtype.scalar)
@@ -250,7 +254,9 @@ def _repair_arithmetic() -> None:
 def _repair_dot() -> None:
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    def dot(original, self, a, b, d, input_precision, max_num_imprecise_acc):
+    def dot(
+        original: Any, self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any
+    ) -> Any:
         if a.dtype.scalar not in _CODED and b.dtype.scalar not in _CODED:
             return original(self, a, b, d, input_precision, max_num_imprecise_acc)
         # Contiguous, because BLAS sums in another order where an operand is a transposed view.
@@ -276,7 +282,7 @@ def _repair_loop_bounds() -> None:
     def patch_tensor(tensor: type, *args: Any) -> None:
         original(tensor, *args)
         # Scalars are arrays of one element, which int() refuses from numpy 2.4 on.
-        tensor.__index__ = lambda self: int(self.handle.data.item())
+        setattr(tensor, "__index__", lambda self: int(self.handle.data.item()))  # noqa: B010
 
     interpreter._patch_lang_tensor = patch_tensor
 
@@ -296,7 +302,7 @@ def _quicken_launches() -> None:
 
     launch: dict[str, Any] = {"depth": 0, "patched": set()}
 
-    def execute(original, self, *args, **kwargs):
+    def execute(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         launch["depth"] += 1
         try:
             with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -307,7 +313,7 @@ def _quicken_launches() -> None:
             launch["depth"] -= 1
             launch["patched"].clear()
 
-    def call(original, self, *args, **kwargs):
+    def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         modules = self.__dict__.get("_language_modules")
         if modules is None:
             modules = frozenset(

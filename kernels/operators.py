@@ -91,11 +91,9 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     given = dict(zip(_NAMES, options, strict=True))
     bias, sink = given["bias"] if bias_gradient else None, given["sink"]
-    return (
-        *(x.new_empty(x.shape, dtype=output_dtype(x.dtype)) for x in (q, k, v)),
-        dout.new_empty(0) if bias is None else bias.new_empty(bias.shape),
-        dout.new_empty(0) if sink is None else sink.new_empty(sink.shape),
-    )
+    dq, dk, dv = (x.new_empty(x.shape, dtype=output_dtype(x.dtype)) for x in (q, k, v))
+    dbias, dsink = (dout.new_empty(0) if x is None else x.new_empty(x.shape) for x in (bias, sink))
+    return dq, dk, dv, dbias, dsink
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -151,7 +149,8 @@ def differentiable_forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tu
     if _watched(given):
         return cast("tuple[Tensor, Tensor]", forward_op(q, k, v, *options))
     if torch.is_grad_enabled() and any(x.requires_grad for x in given):
-        return cast("tuple[Tensor, Tensor]", _Direct.apply(q, k, v, *options))
+        output = _Direct.apply(q, k, v, *options)  # type: ignore[no-untyped-call]
+        return cast("tuple[Tensor, Tensor]", output)
     return run_forward(q, k, v, **_keywords(options))
 
 

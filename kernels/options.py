@@ -105,10 +105,10 @@ def check_gradients(
         if tuple(x.shape) != expected or x.dtype != path.output or x.device != v.device:
             got = f"{x.dtype} {tuple(x.shape)} on {x.device}"
             raise ValueError(f"{name} is {got}; it must be {path.output} {expected} on {v.device}")
-    for name, x in (("lse", lse), ("dlse", dlse)):
-        if x is not None and (tuple(x.shape) != tuple(q.shape[:3]) or x.dtype != torch.float32):
+    for name, row in (("lse", lse), ("dlse", dlse)):
+        if row is not None and (tuple(row.shape) != tuple(q.shape[:3]) or row.dtype != torch.float32):
             raise ValueError(
-                f"{name} is {x.dtype} {tuple(x.shape)}; it must be torch.float32 {tuple(q.shape[:3])}"
+                f"{name} is {row.dtype} {tuple(row.shape)}; it must be torch.float32 {tuple(q.shape[:3])}"
             )
 
 

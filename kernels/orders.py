@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ def launches(seed: int) -> Iterator[list[int]]:
     set_grid_dim, set_grid_idx = InterpreterBuilder.set_grid_dim, InterpreterBuilder.set_grid_idx
     orders: dict[int, list[int]] = {}
 
-    def dim(self, *sizes):
+    def dim(self: Any, *sizes: int) -> None:
         set_grid_dim(self, *sizes)
         count = math.prod(sizes)
         order = rng.sample(range(count), count)
@@ -36,7 +37,7 @@ def launches(seed: int) -> Iterator[list[int]]:
         if count > 1:
             moved.append(count)
 
-    def index(self, x, y, z):
+    def index(self: Any, x: int, y: int, z: int) -> None:
         _, columns, layers = self.grid_dim
         place = orders[id(self)][(x * columns + y) * layers + z]
         set_grid_idx(self, place // (columns * layers), place // layers % columns, place % layers)
@@ -82,7 +83,8 @@ def in_pages(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
     def scattered(x: Tensor) -> Tensor:
         whole = torch.full((batch * count + 2, heads, size, x.shape[3]), math.nan, device=x.device)
         whole = whole.to(x.dtype)
-        whole[table.flatten()] = x.unflatten(2, (count, size)).transpose(1, 2).flatten(0, 1)
+        by_page = x.reshape(batch, heads, count, size, x.shape[3])
+        whole[table.flatten()] = by_page.transpose(1, 2).flatten(0, 1)
         return whole
 
     moved.append(batch * count)

@@ -38,12 +38,13 @@ def _arguments() -> argparse.Namespace:
 
 def _versions() -> dict[str, Any]:
     on_gpu = torch.cuda.is_available()
+    cudnn = torch.backends.cudnn.version() if on_gpu else None  # type: ignore[no-untyped-call]
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name() if on_gpu else "interpreter: not a speed",
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "cudnn": torch.backends.cudnn.version() if on_gpu else None,
+        "cudnn": cudnn,
         "cuda": torch.version.cuda,
     }
 

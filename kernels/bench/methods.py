@@ -49,7 +49,8 @@ def _eager(causal: bool) -> Attention:
         if causal:
             hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
             scores = scores.masked_fill(hidden, -torch.inf)
-        return scores.softmax(-1) @ v
+        out: Tensor = scores.softmax(-1) @ v
+        return out
 
     return eager
 

@@ -89,7 +89,7 @@ def with_tables(text: str, record: dict[str, Any]) -> str:
                 f"README: no block {name}; it must stand between <!-- {name}: --> and <!-- end -->"
             )
         block = f"<!-- {name}: python -m kernels.bench.readme -->\n{make(record)}\n<!-- end -->"
-        text = re.sub(pattern, lambda _, b=block: b, text, flags=re.S)
+        text = re.sub(pattern, block.replace("\\", r"\\"), text, flags=re.S)
     return text
 
 

@@ -42,8 +42,9 @@ def samples(runs: Mapping[str, Run], budget: float, rounds: int = 3) -> dict[str
 
 
 def _turn(run: Run, count: int, flushed: torch.Tensor) -> list[float]:
-    pairs = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(count)]
-    torch.cuda._sleep(int(count * _HOST_SECONDS * _CLOCK))
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2 * count)]  # type: ignore[no-untyped-call]
+    pairs = list(zip(events[::2], events[1::2], strict=True))
+    torch.cuda._sleep(int(count * _HOST_SECONDS * _CLOCK))  # type: ignore[no-untyped-call]
     for start, stop in pairs:
         flushed.zero_()
         start.record()

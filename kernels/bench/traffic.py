@@ -38,10 +38,10 @@ def _run(dtype: torch.dtype) -> None:
         options = {"causal": "top_left"} if causal else {}
         forward(q, k, v, **options)
         torch.cuda.synchronize()
-        torch.cuda.profiler.start()
+        torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
         forward(q, k, v, **options)
         torch.cuda.synchronize()
-        torch.cuda.profiler.stop()
+        torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
 
 
 def counted(report: str) -> list[tuple[str, dict[str, float]]]:

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from kernels.gradients import probabilities, score_gradient
 from kernels.hopper.calls import descriptor, section_heads
+from kernels.hopper.launch import band_constants, tiles_of, work_arguments
 from kernels.hopper.order import work_item
-from kernels.hopper.packed import bounds, masked_rows, segment_of, slots
+from kernels.hopper.packed import masked_rows, placed
 from kernels.launch import device_of
-from kernels.masking import band_sees, tile_range
+from kernels.masking import band_sees, part_of_range, tile_range
 from kernels.options import Options
 from kernels.scores import LOG2E
-from kernels.tuning import Tile, hopper_tile, padded
+from kernels.tuning import Tile, hopper_tile
 
 
 @triton.jit(
@@ -66,16 +67,13 @@ def _hopper_dkdv_kernel(
     i_t, i_bh = work_item(tl.program_id(0), n_tiles, n_rows, section)
     i_b = i_bh // n_kv_heads
     i_hk = i_bh % n_kv_heads
-    q_start = 0
-    k_start = 0
     total = n_keys
-    if PACKED:
-        i_s, i_t = segment_of(i_t, n_segments, p_cu_k, BLOCK_N)
-        q_start, n_queries = bounds(i_s, p_cu_q, n_queries)
-        k_start, n_keys = bounds(i_s, p_cu_k, n_keys)
-        if i_t * BLOCK_N >= n_keys:
+    i_n, q_start, k_start, n_queries, n_keys = placed(
+        i_t, n_queries, n_keys, p_cu_q, p_cu_k, n_segments, True, BLOCK_N, PACKED
+    )
+    if PACKED:  # noqa: SIM102
+        if i_n >= n_keys:
             return
-    i_n = i_t * BLOCK_N
     shift = n_keys - n_queries if BOTTOM_RIGHT else 0 * n_keys
 
     o_j = i_n + tl.arange(0, BLOCK_N)
@@ -94,8 +92,7 @@ def _hopper_dkdv_kernel(
         p_delta_head = p_delta + i_b.to(tl.int64) * s_delta[0] + i_h.to(tl.int64) * s_delta[1] + q_start
         # Queries above the full tiles (causality has them), the full tiles, and queries below them.
         for i_part in tl.static_range(0 if HAS_RIGHT else 1, 3):
-            part_start = start if i_part == 0 else (full_start if i_part == 1 else full_stop)
-            part_stop = tl.minimum(full_start, stop) if i_part == 0 else (full_stop if i_part == 1 else stop)
+            part_start, part_stop = part_of_range(i_part, start, full_start, full_stop, stop)
             for i_m in tl.range(part_start, part_stop, BLOCK_M):
                 o_i = i_m + o_m
                 if PACKED and i_part != 1:
@@ -168,11 +165,7 @@ def launch_hopper_dkdv(
     banded = options.left is not None or options.right is not None
     tile = tile or hopper_tile("dkdv", q.device.type, head_dim, banded, num_queries, num_keys)
     packed = options.cu_k is not None
-    if packed:
-        num_tiles = slots(num_keys, options.segments, tile.block_n)
-    else:
-        num_tiles = triton.cdiv(num_keys, tile.block_n)
-    group = q.shape[1] // kv_heads
+    num_tiles = tiles_of(k, tile.block_n, options)
     if section is None:
         section = section_heads(q, 1, batch * kv_heads) if banded else 1
     with device_of(q):
@@ -188,31 +181,11 @@ def launch_hopper_dkdv(
             dk,
             dv,
             options.scale,
-            num_tiles,
-            batch * kv_heads,
-            section,
-            kv_heads,
-            group,
-            num_queries,
-            num_keys,
-            options.sigma,
-            options.left or 0,
-            options.right or 0,
-            options.cu_q,
-            options.cu_k,
-            options.segments,
+            *work_arguments(num_tiles, k, section, q, k, options),
             q if packed else None,
             q.stride(),
             dout if packed else None,
             dout.stride(),
-            D=head_dim,
-            BLOCK_D=padded(head_dim),
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            BOTTOM_RIGHT=options.bottom_right,
-            HAS_LEFT=options.left is not None,
-            HAS_RIGHT=options.right is not None,
-            PACKED=packed,
-            **tile.launch(),
+            **band_constants(tile, q, options),
         )
     return dk, dv

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from kernels.gradients import probabilities, score_gradient
 from kernels.hopper.calls import descriptor, section_heads
+from kernels.hopper.launch import band_constants, tiles_of, work_arguments
 from kernels.hopper.order import work_item
-from kernels.hopper.packed import bounds, masked_rows, segment_of, slots
+from kernels.hopper.packed import masked_rows, placed
 from kernels.launch import device_of
-from kernels.masking import band_sees, tile_range
+from kernels.masking import band_sees, part_of_range, tile_range
 from kernels.options import Options
 from kernels.scores import LOG2E
-from kernels.tuning import Tile, hopper_tile, padded
+from kernels.tuning import Tile, hopper_tile
 
 
 @triton.jit(
@@ -60,17 +61,14 @@ def _hopper_dq_kernel(
     i_b = i_bh // n_heads
     i_h = i_bh % n_heads
     i_t = n_tiles - 1 - i_t
-    q_start = 0
-    k_start = 0
     total = n_queries
+    i_m, q_start, k_start, n_queries, n_keys = placed(
+        i_t, n_queries, n_keys, p_cu_q, p_cu_k, n_segments, False, BLOCK_M, PACKED
+    )
     if PACKED:
-        i_s, i_t = segment_of(i_t, n_segments, p_cu_q, BLOCK_M)
-        q_start, n_queries = bounds(i_s, p_cu_q, n_queries)
-        k_start, n_keys = bounds(i_s, p_cu_k, n_keys)
-        if i_t * BLOCK_M >= n_queries:
+        if i_m >= n_queries:
             return
         p_k += (i_h // group).to(tl.int64) * s_k[1]
-    i_m = i_t * BLOCK_M
     shift = n_keys - n_queries if BOTTOM_RIGHT else 0 * n_keys
 
     o_m = i_m + tl.arange(0, BLOCK_M)
@@ -96,8 +94,7 @@ def _hopper_dq_kernel(
         BLOCK_N,
     )
     for i_part in tl.static_range(0 if HAS_LEFT else 1, 3):
-        part_start = start if i_part == 0 else (full_start if i_part == 1 else full_stop)
-        part_stop = tl.minimum(full_start, stop) if i_part == 0 else (full_stop if i_part == 1 else stop)
+        part_start, part_stop = part_of_range(i_part, start, full_start, full_stop, stop)
         for i_n in tl.range(part_start, part_stop, BLOCK_N):
             if PACKED and i_part != 1:
                 # dS of the next segment's rows is zero, but zero times their NaN is not.
@@ -154,10 +151,7 @@ def launch_hopper_dq(
     banded = options.left is not None or options.right is not None
     tile = tile or hopper_tile("dq", q.device.type, head_dim, banded, num_queries, num_keys)
     packed = options.cu_q is not None
-    if packed:
-        num_tiles = slots(num_queries, options.segments, tile.block_m)
-    else:
-        num_tiles = triton.cdiv(num_queries, tile.block_m)
+    num_tiles = tiles_of(q, tile.block_m, options)
     group = heads // k.shape[1]
     if section is None:
         section = section_heads(k, group, batch * heads) if banded else group
@@ -173,29 +167,9 @@ def launch_hopper_dq(
             delta.stride(),
             dq,
             options.scale,
-            num_tiles,
-            batch * heads,
-            section,
-            heads,
-            group,
-            num_queries,
-            num_keys,
-            options.sigma,
-            options.left or 0,
-            options.right or 0,
-            options.cu_q,
-            options.cu_k,
-            options.segments,
+            *work_arguments(num_tiles, q, section, q, k, options),
             k if packed else None,
             k.stride(),
-            D=head_dim,
-            BLOCK_D=padded(head_dim),
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            BOTTOM_RIGHT=options.bottom_right,
-            HAS_LEFT=options.left is not None,
-            HAS_RIGHT=options.right is not None,
-            PACKED=packed,
-            **tile.launch(),
+            **band_constants(tile, q, options),
         )
     return dq

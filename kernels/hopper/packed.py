@@ -37,6 +37,33 @@ def bounds(i_segment, p_cu, total):
 
 
 @triton.jit
+def placed(
+    i_t,
+    n_queries,
+    n_keys,
+    p_cu_q,
+    p_cu_k,
+    n_segments,
+    BY_KEYS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """Where tile (or slot) ``i_t`` of the queries, or of the keys where BY_KEYS, lies.
+
+    Returns:
+        the tile's first row in its batch or segment, past the end where a slot is empty; the segment's first
+        query and key in the tensors; how many it has of each.
+    """
+    q_start = 0
+    k_start = 0
+    if PACKED:
+        i_s, i_t = segment_of(i_t, n_segments, p_cu_k if BY_KEYS else p_cu_q, BLOCK)
+        q_start, n_queries = bounds(i_s, p_cu_q, n_queries)
+        k_start, n_keys = bounds(i_s, p_cu_k, n_keys)
+    return i_t * BLOCK, q_start, k_start, n_queries, n_keys
+
+
+@triton.jit
 def masked_rows(p, stride, start, o_row, n_rows, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """Rows ``o_row`` of a segment that starts at ``start``; zero past its end, where others may hold NaN."""
     o_d = tl.arange(0, BLOCK_D)

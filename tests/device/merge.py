@@ -47,11 +47,11 @@ def _whole(parts: list[Certificate]) -> Certificate:
 
 
 def honest(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Runs of `tests.checks.honest` with different seeds or kernels, added up by kernel. Verdicts on groups
-    of problems stay those of each run: ``alarms`` counts what each found."""
-    seeds = [(run["seed"], tuple(sorted(run["parts"]))) for run in runs]
-    if len(set(seeds)) < len(seeds):
-        sys.exit("two of the runs have the same seed and kernels: they are the same problems")
+    """Runs of `tests.checks.honest` with different seeds or kernels, and sums of such runs, added up by
+    kernel. Verdicts on groups of problems stay those of each run: ``alarms`` counts what each found."""
+    drawn = [(seed, kernel) for run in runs for seed in _seeds(run) for kernel in run["sources"]]
+    if len(set(drawn)) < len(drawn):
+        sys.exit("two of the runs have the same seed and a kernel in common: they may be the same problems")
     sources: dict[str, Source] = {}
     for run in runs:
         for name, data in run["sources"].items():
@@ -59,23 +59,29 @@ def honest(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
             sum_.cases += one.cases
             sum_.seconds += one.seconds
             sum_.alarms += one.alarms
-            sum_.failures += [f"seed {run['seed']}, {line}" for line in one.failures]
+            named = "seeds" in run  # the lines of a sum name their seeds already
+            sum_.failures += [line if named else f"seed {run['seed']}, {line}" for line in one.failures]
             for field in ("checks", "times", "families"):
                 getattr(sum_, field).update(getattr(one, field))
     rows = {name: source.to_json() for name, source in sorted(sources.items())}
     for row in rows.values():
-        del row["groups"]
+        del row["groups"]  # sums over one run's problems: they do not add up
     return {
         "made_by": "python -m tests.checks.honest, python -m tests.device.merge",
         "versions": runs[0]["versions"],
         "date": max(run["date"] for run in runs),
-        "seeds": sorted({run["seed"] for run in runs}),
+        "seeds": sorted({seed for run in runs for seed in _seeds(run)}),
         "done": sum(run["done"] for run in runs),
         "seconds": round(sum(run["seconds"] for run in runs), 1),
         "alarms": sum(run["alarms"] for run in runs),
         "checks": dict(sorted(sum((Counter(run["checks"]) for run in runs), Counter[str]()).items())),
         "sources": rows,
     }
+
+
+def _seeds(run: dict[str, Any]) -> list[int]:
+    """Of a run, or of a sum of runs."""
+    return list(run["seeds"]) if "seeds" in run else [run["seed"]]
 
 
 def mutants(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

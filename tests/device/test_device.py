@@ -168,9 +168,19 @@ def test_honest_runs_add_up_and_the_same_run_twice_does_not() -> None:
     whole = merge.honest(runs)
     assert whole["done"] == sum(run["done"] for run in runs)
     assert whole["alarms"] == sum(run["alarms"] for run in runs)
-    assert sum(s["cases"] for s in whole["sources"].values()) == whole["done"]
-    with pytest.raises(SystemExit, match="same seed"):
-        merge.honest([runs[0], runs[0]])
+    counted = [source["cases"] for run in runs for source in run["sources"].values()]
+    assert sum(source["cases"] for source in whole["sources"].values()) == sum(counted)
+    rest = {key: value for key, value in whole.items() if key not in ("sources", "seconds")}
+    for n in range(len(runs) + 1):  # a sum of runs is itself one that can be added
+        sums = [merge.honest(part) for part in (runs[:n], runs[n:]) if part]
+        both = merge.honest(sums)
+        assert {key: value for key, value in both.items() if key not in ("sources", "seconds")} == rest
+        for name, source in both["sources"].items():
+            assert source["checks"] == whole["sources"][name]["checks"]
+            assert source["failures"] == whole["sources"][name]["failures"]
+    for same in ([runs[0], runs[0]], [whole, runs[0]], [whole, whole]):
+        with pytest.raises(SystemExit, match="same seed"):
+            merge.honest(same)
 
 
 def test_shards_of_faults_add_up() -> None:
@@ -211,12 +221,12 @@ def test_shards_of_the_audit_add_up() -> None:
 
 def test_a_lost_gpu_ends_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every later case would fail for no fault of its own."""
+    from tests import long_run
     from tests.bounds import soundness
     from tests.checks import honest
 
     kernel = load("tests.fuzz.subjects:honest")
-    for module in (soundness, honest):
-        monkeypatch.setattr(module, "device_lost", lambda: True)
+    monkeypatch.setattr(long_run, "device_lost", lambda: True)
     run = soundness.Run({"tests.fuzz.subjects:honest": 1}, 1, None)
     run.go(5)
     assert run.done == 1
