@@ -17,7 +17,7 @@ from torch import Tensor
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds import rms
 from flashcheck.bounds.accumulation import accumulation_bias
-from flashcheck.bounds.alike import alike_weights
+from flashcheck.bounds.alike import alike_weights, summed_variance
 from flashcheck.bounds.copies import distinct_rows
 from flashcheck.bounds.numbers import UNIT
 from flashcheck.bounds.rows import softmax_rows
@@ -205,7 +205,8 @@ def _sums(
     pulled = before @ values.mT
     centred = pulled - (before * rows.out).sum(-1, keepdim=True)
     moved = pulled - (before * centre).sum(-1, keepdim=True)
-    variance = float((rounding * moved.square()).sum() + (weighting.square() * own).sum())
+    log_size = -rows.log_p if arithmetic.normalise == "before_product" else rows.gap
+    variance = summed_variance(moved, rounding, log_size) + float((weighting.square() * own).sum())
     coherent = rows.hide(_coherent(weights, arithmetic, machine))
     allowance = float((rows.p * coherent * centred.abs()).sum())
     unit = machine.accumulator(arithmetic.product_format or arithmetic.probability_format)

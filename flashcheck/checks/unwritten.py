@@ -61,10 +61,11 @@ def gradients_unwritten(judged: Judged) -> Record:
     if why:
         return not_applicable(name, why)
     filled = 0
+    stored = judged.stored  # of the judge's own work nothing is watched, and nothing done twice
     for value in (torch.nan, FINITE_POISON):
         try:
             with poisoned_allocations(value) as mode:
-                got = Judged(judged.kernel, judged.gradient_problem, str(judged.device)).gradients
+                got = judged.run_backward(*stored)
         except KernelError as error:
             if cannot_be_watched(error):
                 return not_applicable(name, _UNWATCHED)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flashcheck.oracle.common_unit import lowest_bit
 from flashcheck.oracle.operands import (
     Operands,
     by_head,
@@ -118,18 +119,8 @@ def _common_unit(problem: Problem, x: Operands) -> Tensor:
     Sums of such products are exact in any order, in every rung, while sum |q||k| stays below 2^53
     units: the case for 8- and 16-bit inputs of ordinary spread.
     """
-    q, k = _lowest_bit(x.q).unsqueeze(-1), _lowest_bit(x.k).unsqueeze(2)
+    q, k = lowest_bit(x.q).unsqueeze(-1), lowest_bit(x.k).unsqueeze(2)
     return by_head(problem, by_kv_head(problem, q) * k)
-
-
-def _lowest_bit(x: Tensor) -> Tensor:
-    """Value of the lowest bit set in a row (last dimension): 0 if an entry is subnormal, inf if all are 0."""
-    bits = x.contiguous().view(torch.int64)
-    exponent = (bits >> 52) & 0x7FF
-    significand = (bits & 0xF_FFFF_FFFF_FFFF) | 0x10_0000_0000_0000
-    lowest = torch.ldexp((significand & -significand).double(), exponent - 1075)
-    lowest = torch.where(exponent == 0, 0.0, lowest)
-    return torch.where(x == 0, torch.inf, lowest).amin(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,10 +324,10 @@ def _exact_differences(problem: Problem, x: Operands, out: Tensor) -> Tensor:
     """
     if math.frexp(problem.v_descale)[0] != 0.5:  # multiplying by it rounds
         return torch.zeros_like(x.visible)
-    dout = _lowest_bit(x.dout).unsqueeze(-1)
-    dp_unit = by_head(problem, by_kv_head(problem, dout) * _lowest_bit(x.v).unsqueeze(2)) * problem.v_descale
-    delta_unit = dout * _lowest_bit(out).unsqueeze(-1)
-    delta_unit = torch.minimum(delta_unit, _lowest_bit(x.dlse.unsqueeze(-1)).unsqueeze(-1))
+    dout = lowest_bit(x.dout).unsqueeze(-1)
+    dp_unit = by_head(problem, by_kv_head(problem, dout) * lowest_bit(x.v).unsqueeze(2)) * problem.v_descale
+    delta_unit = dout * lowest_bit(out).unsqueeze(-1)
+    delta_unit = torch.minimum(delta_unit, lowest_bit(x.dlse.unsqueeze(-1)).unsqueeze(-1))
     dp = problem.v_descale * by_head(problem, by_kv_head(problem, x.dout).abs() @ x.v.mT.abs())
     delta = (x.dout.abs() * out.abs()).sum(-1) + x.dlse.abs()
     return (dp + delta.unsqueeze(-1)) * _EVALUATION < 2.0**53 * torch.minimum(dp_unit, delta_unit)

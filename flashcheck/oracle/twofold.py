@@ -24,6 +24,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from flashcheck.oracle.common_unit import product_is_exact
+
 OPERATION = 2.0**-102
 """Largest relative error of +, -, *, / (16 u^2)."""
 
@@ -136,28 +138,38 @@ def total(x: Twofold, dim: int) -> Twofold:
         paired = x.map(lambda t: t[:half]) + x.map(lambda t: t[half : 2 * half])  # noqa: B023
         rest = x.map(lambda t: t[2 * half :])  # noqa: B023
         x = Twofold(torch.cat([paired.hi, rest.hi]), torch.cat([paired.lo, rest.lo]))
-    return x.map(lambda t: t.sum(0))  # one term, or none: 0
+    return x.map(lambda t: t[0] if len(t) else t.sum(0))
+
+
+_AT_ONCE = 1 << 14
+"""Elements that one step of a product works on: below, a step costs its call; above, memory's speed."""
 
 
 def matmul(a: Twofold | Tensor, b: Twofold | Tensor) -> Twofold:
-    """(..., n, K) @ (..., K, m) of equal batch shapes, one outer product after the other.
+    """(..., n, K) @ (..., K, m) of equal batch shapes, some outer products at a time, added in pairs.
 
     Float64 tensors count as exact. Error at most ACCUMULATE * (K + 1) * (|a| @ |b|), and K * UNDERFLOW
-    more where products underflow.
+    more where products underflow: no term passes through more than K additions.
     """
     a_hi, b_hi = (x.hi if isinstance(x, Twofold) else x for x in (a, b))
     shape = (*a_hi.shape[:-2], a_hi.shape[-2], b_hi.shape[-1])
-    result = Twofold.of(a_hi.new_zeros(shape))
-    for n in range(a_hi.shape[-1]):
-        result = result + _product(_pick(a, n, -1), _pick(b, n, -2))
+    if a is a_hi and b is b_hi and product_is_exact(a_hi, b_hi):
+        return Twofold.of(a_hi @ b_hi)
+    result, terms = Twofold.of(a_hi.new_zeros(shape)), a_hi.shape[-1]
+    room = _AT_ONCE // max(math.prod(shape), 1)
+    step = 1 << (room.bit_length() - 1) if room >= 4 else 1  # pairs of three would be copied
+    for first in range(0, terms, step):
+        last = min(first + step, terms)
+        outer = _product(
+            _each(a, lambda t: t[..., first:last].movedim(-1, 0).unsqueeze(-1)),  # noqa: B023
+            _each(b, lambda t: t[..., first:last, :].movedim(-2, 0).unsqueeze(-2)),  # noqa: B023
+        )
+        result = result + total(outer, 0)
     return result
 
 
-def _pick(x: Twofold | Tensor, n: int, dim: int) -> Twofold | Tensor:
-    """Column (dim -1) or row (dim -2) n, kept as a matrix."""
-    if isinstance(x, Twofold):
-        return x.map(lambda t: t.narrow(dim, n, 1))
-    return x.narrow(dim, n, 1)
+def _each(x: Twofold | Tensor, f: Callable[[Tensor], Tensor]) -> Twofold | Tensor:
+    return x.map(f) if isinstance(x, Twofold) else f(x)
 
 
 def _product(a: Twofold | Tensor, b: Twofold | Tensor) -> Twofold:

@@ -211,3 +211,42 @@ def test_a_scale_off_by_7e_5_is_seen_in_bf16():
             tally.add(sums(kernel, problem)["scale"])
         assert tally.verdict("scale", "").failed == rejected
         assert tally.amount == pytest.approx(amount, abs=5 * tally.standard_error)
+
+
+def _slopes(problem):
+    return problem.replaced(scale=0.0, alibi_slopes=torch.full((problem.num_heads,), 0.05))
+
+
+def _one_bias(problem):
+    bias = torch.randn(
+        1, 1, problem.num_queries, problem.num_keys, generator=torch.Generator().manual_seed(0)
+    )
+    return problem.replaced(scale=0.0, bias=bias)
+
+
+def _one_row_of_bias(problem):
+    return problem.replaced(scale=0.0, bias=_one_bias(problem).bias[:, :, :1])
+
+
+def _same_heads(problem):
+    q, k = (x[:1, :1].expand_as(x).clone() for x in (problem.q, problem.k))
+    return problem.replaced(q=q, k=k)
+
+
+SHARED = [_slopes, _one_bias, _one_row_of_bias, _same_heads]
+
+
+@pytest.mark.parametrize("share", SHARED, ids=lambda f: f.__name__.strip("_"))
+@pytest.mark.parametrize("preset", ["flash.bf16", "flash.fp16"])
+@pytest.mark.parametrize("normalise", ["after_product", "before_product"])
+def test_rows_that_share_their_scores_share_their_roundings(share, preset, normalise):
+    """Eight problems: the estimates scatter by no more than their standard errors say."""
+    arithmetic = replace(ARITHMETICS[preset], normalise=normalise)
+    kernel = emulator.as_kernel(arithmetic, name=preset)
+    kernel = replace(kernel, arithmetic=lambda _: arithmetic)  # tiling unknown
+    surprises = []
+    for seed in range(8):
+        problem = share(exposing.draw(format_named(preset[-4:]), seed=seed, lengths=(96, 130), dims=(32, 32)))
+        for found in sums(kernel, problem).values():
+            surprises.append(max(abs(found.projection) - found.allowance, 0) ** 2 / found.variance)
+    assert sum(surprises) / len(surprises) < 2.0
