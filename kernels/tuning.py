@@ -201,7 +201,7 @@ _HOPPER: dict[tuple[str, int], tuple[Tile, Tile]] = {
 # Sums of `parts` at which dK and dV are computed in a launch each, with tiles for "dk" and "dv" above.
 _APART: tuple[int, ...] = ()
 HOPPER_HEAD_DIMS = tuple(_HOPPER_FORWARD)  # padded
-# Padded head dims whose tiles were timed, by what runs.
+# Head dims, padded or by the sum of `parts`, whose tiles were timed, by what runs.
 _SWEPT_HEAD_DIMS = {"forward": (64, 128, 256), "packed": (64, 128), "backward": (64, 128)}
 _LEAST_SPLIT = 128  # padded head dim
 # Other GPUs: what fits 100 KiB of shared memory.
@@ -303,8 +303,8 @@ def hopper_has(element_bytes: int, head_dim: int, value_dim: int, kind: str = "f
     Args:
         kind: ``"forward"``, ``"packed"`` (forward of packed segments) or ``"backward"``.
     """
-    swept = padded(head_dim) in _SWEPT_HEAD_DIMS[kind]
-    return element_bytes == 2 and head_dim == value_dim and head_dim % 8 == 0 and swept
+    swept = {padded(head_dim), sum(parts(head_dim, 2))} & set(_SWEPT_HEAD_DIMS[kind])
+    return element_bytes == 2 and head_dim == value_dim and head_dim % 8 == 0 and bool(swept)
 
 
 def hopper_tile(

@@ -170,7 +170,6 @@ _SHAPES: dict[tuple[str, int], tuple[tuple[int, ...], ...]] = {
     ("dk", 192): (
         (64, 128, 8, 2, *_IN_PARTS),
         (32, 128, 8, 2, *_IN_PARTS),
-        (32, 128, 8, 3, *_IN_PARTS),
         (32, 64, 4, 2, *_IN_PARTS),
     ),
     ("dv", 192): (

@@ -50,11 +50,11 @@ def compile_only() -> list[Any]:
     return compiled
 
 
-def resources(kernel: Any) -> dict[str, int]:
+def resources(kernel: Any) -> dict[str, Any]:
     """Registers, stack bytes and shared memory of a compiled kernel, and counts of telling instructions.
 
-    "waits" in the tens beside "spills" means that wgmma was serialised. Empty where Triton's package has no
-    disassembler.
+    "waits" in the tens beside "spills" means that wgmma was serialised; "loops" says which spills are paid in
+    every tile (`loops`). Empty where Triton's package has no disassembler.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "kernel.cubin")
@@ -69,15 +69,35 @@ def resources(kernel: Any) -> dict[str, int]:
         "registers": registers,
         "stack": stack,
         "shared": shared,
-        "wgmma": code.count("HGMMA"),
+        "wgmma": code.count("GMMA."),
         "waits": code.count("WARPGROUP.DEPBAR"),
         "spills": code.count("STL") + code.count("LDL"),
+        "loops": loops(code),
         "programs": min(
             _REGISTER_FILE // (-(-registers * 32 // 256) * 256 * warps),
             _SHARED_MEMORY // (shared + 1024),
             64 // warps,
         ),
     }
+
+
+def loops(code: str) -> list[tuple[int, int, int]]:
+    """(instructions, wgmma among them, spills among them) of the innermost loops that multiply, in order."""
+    lines = code.splitlines()
+    labels = {match[1]: i for i, line in enumerate(lines) if (match := re.match(r"(\.L_x_\d+):", line))}
+    spans = []
+    for stop, line in enumerate(lines):
+        match = re.search(r"BRA `\((\.L_x_\d+)\)", line)
+        start = labels.get(match[1], stop) if match else stop
+        if any("GMMA" in x for x in lines[start:stop]):
+            spans.append((start, stop))
+    inner = [a for a in spans if not any(a[0] <= b[0] and b[1] <= a[1] for b in spans if b != a)]
+    counted = []
+    for start, stop in inner:
+        body = [x for x in lines[start:stop] if ";" in x]
+        spilled = sum("LDL" in x or "STL" in x for x in body)
+        counted.append((len(body), sum("GMMA" in x for x in body), spilled))
+    return counted
 
 
 def _tool(name: str, *arguments: str) -> str:

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from kernels.masking import part_of_range
 
-_CHUNK = tl.constexpr(64)
+_CHUNK = tl.constexpr(32)  # a warp: no reduction goes through shared memory
 
 
 def slots(total: int, segments: int, block: int) -> int:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.bench import alternate, sweep
+from kernels.bench import alternate, offline, sweep
 from kernels.bench.candidates import APART, KERNELS, OTHERS, candidates, missed, shape_of, tile_of
 from kernels.bench.problems import Size
 from kernels.bench.reference import problem, worst_error
@@ -151,3 +151,20 @@ def test_a_worker_judges_and_times(kernel):
     assert line["repeatable"]
     assert line["worst_error"] < 1
     assert sweep.usable(line)
+
+
+def test_loops_that_multiply_are_found_in_code():
+    code = """
+.L_x_1:
+  /*0010*/ HGMMA.64x64x16.F32 R24, gdesc[UR4], R24 ;
+.L_x_2:
+  /*0020*/ LDL R1, [R2] ;
+  /*0030*/ HGMMA.64x64x16.F32 R24, gdesc[UR4], R24 ;
+  /*0040*/ @P0 BRA `(.L_x_2) ;
+  /*0050*/ STL [R2], R1 ;
+  /*0060*/ @P1 BRA `(.L_x_1) ;
+.L_x_3:
+  /*0070*/ LDL R1, [R2] ;
+  /*0080*/ @P1 BRA `(.L_x_3) ;
+"""
+    assert offline.loops(code) == [(2, 1, 1)]
