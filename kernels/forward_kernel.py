@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.hopper.calls import simple
+from kernels.hopper.calls import packed, simple
 from kernels.launch import device_of, pair_arguments, pair_constants, with_strides
 from kernels.masking import part_of_range, row_sees_any, segment, tile_range
 from kernels.operands import Operands
@@ -259,8 +259,14 @@ def launch_forward(
         return out, lse
     if tile is None:
         sizes = (head_dim, value_dim, options.longest_q, options.longest_k)
-        kind = {"data_mask": options.data_mask, "simple": simple(options) and not path.converts}
-        tile = forward_tile(q.device.type, q.element_size(), *sizes, **kind)
+        tile = forward_tile(
+            q.device.type,
+            q.element_size(),
+            *sizes,
+            data_mask=options.data_mask,
+            simple=simple(options) and not path.converts,
+            packed=packed(options) and not path.converts,
+        )
     num_tiles = triton.cdiv(options.longest_q, tile.block_m)
     v_factor = operands.v_factor
     with device_of(q):

@@ -158,7 +158,8 @@ def arithmetic(
     options = options or {}
     sizes = (device_type, _ELEMENT_BYTES[dtype_name], head_dim, value_dim, num_queries, num_keys)
     data_mask = options.get("mask") is not None or options.get("bias") is not None
-    tile = forward_tile(*sizes, data_mask=data_mask, simple=simple_by_name(options))
+    simple, packed = simple_by_name(options), packed_by_name(options)
+    tile = forward_tile(*sizes, data_mask=data_mask, simple=simple, packed=packed)
     return {
         "probability_format": dtype_name,
         "grad_score_format": dtype_name,

@@ -125,8 +125,8 @@ _BACKWARD_TWO_COPIES: dict[tuple[str, int, str], dict[int, Tile]] = {
         256: Tile(64, 32, 8, 1),
     },
 }
-# The portable forward of calls that the kernels of kernels/hopper would take with 128 keys a tile, if their
-# tensors lay right: as many here, so that what is declared of a call does not depend on addresses.
+# The portable forward of calls, packed or not, that the kernels of kernels/hopper would take with 128 keys a
+# tile, if their tensors lay right: as many here, so that what is declared does not depend on addresses.
 _FORWARD_SIMPLE: dict[tuple[str, int], dict[int, Tile]] = {
     ("sm90", 2): {64: Tile(64, 128, 4, 2), 128: Tile(128, 128, 8, 2)}
 }
@@ -174,8 +174,8 @@ _HOPPER_PIPELINED: dict[tuple[int, int], Pipelined] = {
 }
 # The same of packed segments, by the sum of `parts`: numbers of keys are those of all segments together.
 _HOPPER_PIPELINED_PACKED: dict[int, Pipelined] = {}
-# The forward in Triton of packed segments: as many keys as the portable forward's, whatever the lengths. Not
-# yet swept.
+# The forward in Triton of packed segments, and how many keys a tile all packed calls take, whatever their
+# lengths. Not yet swept.
 _HOPPER_PACKED: dict[int, Tile] = {
     64: Tile(64, 64, 4, 2),
     128: Tile(64, 64, 4, 3),
@@ -246,11 +246,13 @@ def forward_tile(
     num_keys: int,
     data_mask: bool = False,
     simple: bool = False,
+    packed: bool = False,
 ) -> Tile:
     """The forward's tile for a problem; the same call answers what a kernel declares about itself.
 
     Sizes are those of what enters the products: ``element_bytes`` is 1 for fp8, whose products take 32 keys
-    at least. ``simple``: no more options than the kernels of kernels/hopper take (`kernels.hopper.calls`).
+    at least. ``simple``: no more options than the kernels of kernels/hopper take (`kernels.hopper.calls`);
+    ``packed``: none but those and packed segments.
     """
     fp8 = element_bytes == 1
     arch = architecture(device_type)
@@ -258,8 +260,10 @@ def forward_tile(
         return Tile(_interpreter_side(num_queries), max(_interpreter_side(num_keys), 32 if fp8 else 16))
     key = (arch, element_bytes)
     by_dim = _FORWARD.get(key, _SMALL_SHARED_MEMORY[element_bytes])
-    if simple and hopper_has(element_bytes, head_dim, value_dim):
-        keys = _hopper_forward_tile(head_dim, num_keys).block_n
+    kind = "packed" if packed else "forward"
+    if (simple or packed) and hopper_has(element_bytes, head_dim, value_dim, kind):
+        as_many = _HOPPER_PACKED[padded(head_dim)] if packed else _hopper_forward_tile(head_dim, num_keys)
+        keys = as_many.block_n
         alike = {dim: tile for dim, tile in _FORWARD_SIMPLE.get(key, {}).items() if tile.block_n == keys}
         by_dim = {**by_dim, **alike}
     if data_mask:

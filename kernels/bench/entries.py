@@ -83,17 +83,9 @@ def backward_entries(found: Times) -> list[str]:
 def pipelined_entries(found: Times) -> list[str]:
     """Lines for _HOPPER_PIPELINED and _HOPPER_PIPELINED_PACKED: one tile, in turns or not, for both masks."""
     lines = []
-    for (kernel, dim), all_by_mask in found.items():
+    for (kernel, dim), by_mask in found.items():
         if kernel not in _PIPELINED:
             continue
-        by_mask = all_by_mask
-        if "packed" in kernel:
-            # What is declared of a packed call must not depend on which kernel takes it.
-            keys = {tile.block_n for known, tile in hopper_tables()["packed forward"] if known == padded(dim)}
-            by_mask = {
-                causal: {ran: ms for ran, ms in runs.items() if ran[0].block_n in keys}
-                for causal, runs in all_by_mask.items()
-            }
         scores = {}
         for tile, turns in itertools.product(
             {tile for ran in by_mask.values() for tile, _ in ran}, (False, True)
@@ -113,6 +105,12 @@ def pipelined_entries(found: Times) -> list[str]:
         key = f"{dim}" if "packed" in kernel else f"{1 if 'fp8' in kernel else 2}, {dim}"
         entry = f"Pipelined({shown(tile)}, 1024, {persistent}, {below}, turns={turns})"
         lines.append(f"{table}[{key}] = {entry}  # ms, both masks: {spent:.3f}")
+        keys = {
+            known.block_n for head_dim, known in hopper_tables()["packed forward"] if head_dim == padded(dim)
+        }
+        if "packed" in kernel and tile.block_n not in keys:
+            # What is declared of a packed call must not depend on which kernel takes it.
+            lines.append(f"_HOPPER_PACKED[{padded(dim)}] must then hold {tile.block_n} keys too")
     return lines
 
 

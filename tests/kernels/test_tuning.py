@@ -48,12 +48,18 @@ def test_hopper_and_portable_fp8_tiles_hold_the_same_keys(d, monkeypatch):
     assert pipelined is None or pipelined[0].block_n == portable.block_n
 
 
-def test_packed_tiles_hold_the_same_keys(monkeypatch):
+@pytest.mark.parametrize("keys", [64, 128])
+@pytest.mark.parametrize("length", [1, 1000, 100_000])
+def test_packed_tiles_hold_the_same_keys(length, keys, monkeypatch):
     """Whichever kernel takes a packed call, and whatever the lengths: the checker is told one number."""
     monkeypatch.setattr(tuning, "architecture", lambda _: "sm90")
     tables = tuning.hopper_tables()
     for dim, tile in [*tables["packed forward"], *tables["pipelined packed"]]:
-        assert tile.block_n == tuning.forward_tile("cuda", 2, dim, dim, 1000, 1000).block_n
+        assert tile.block_n == tuning.forward_tile("cuda", 2, dim, dim, length, length, packed=True).block_n
+    # Of another number in the table, the portable kernel takes as many.
+    monkeypatch.setitem(tuning._HOPPER_PACKED, 128, tuning.Tile(128, keys, 8, 2))
+    assert tuning.forward_tile("cuda", 2, 128, 128, length, length, packed=True).block_n == keys
+    assert tuning.forward_tile("cuda", 2, 128, 128, length, length).block_n == 64
 
 
 def test_small_head_dims_keep_off_wgmma(monkeypatch):
