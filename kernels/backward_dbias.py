@@ -58,24 +58,12 @@ def _dbias_kernel(
     group,
     n_queries,
     n_keys,
-    sigma,
-    score_factor,
-    cap,
+    factors,
     left,
     right,
-    p_key_lengths,
-    p_cu_q,
-    p_cu_k,
-    p_mask,
-    s_mask,
-    p_bias,
-    s_bias,
-    p_slopes,
-    s_slopes,
-    p_qf,
-    s_qf,
-    p_kf,
-    s_kf,
+    packing,
+    pairs,
+    scales,
     D: tl.constexpr,  # noqa: ARG001
     DV: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -96,6 +84,10 @@ def _dbias_kernel(
     GRADIENT: tl.constexpr,
     GRADIENT_PRECISION: tl.constexpr,
 ):
+    sigma, score_factor, cap = factors
+    p_key_lengths, p_cu_q, p_cu_k = packing
+    p_mask, s_mask, p_bias, s_bias, p_slopes, s_slopes = pairs
+    p_qf, s_qf, p_kf, s_kf = scales
     i_tile_j = tl.program_id(0) % n_tiles_j
     i_tile_i = tl.program_id(0) // n_tiles_j % n_tiles_i
     i_hb = tl.program_id(0) // n_tiles_j // n_tiles_i % n_bias_heads

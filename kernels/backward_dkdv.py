@@ -57,24 +57,12 @@ def _dkdv_kernel(
     group,
     n_queries,
     n_keys,
-    sigma,
-    score_factor,
-    cap,
+    factors,
     left,
     right,
-    p_key_lengths,
-    p_cu_q,
-    p_cu_k,
-    p_mask,
-    s_mask,
-    p_bias,
-    s_bias,
-    p_slopes,
-    s_slopes,
-    p_qf,
-    s_qf,
-    p_kf,
-    s_kf,
+    packing,
+    pairs,
+    scales,
     D: tl.constexpr,
     DV: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -95,6 +83,10 @@ def _dkdv_kernel(
     GRADIENT: tl.constexpr,
     GRADIENT_PRECISION: tl.constexpr,
 ):
+    sigma, score_factor, cap = factors
+    p_key_lengths, p_cu_q, p_cu_k = packing
+    p_mask, s_mask, p_bias, s_bias, p_slopes, s_slopes = pairs
+    p_qf, s_qf, p_kf, s_kf = scales
     i_bh = tl.program_id(0) // n_tiles
     n_kv_heads = n_heads // group
     i_hk = (i_bh % n_kv_heads).to(tl.int64)

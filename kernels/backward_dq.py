@@ -55,24 +55,12 @@ def _dq_kernel(
     group,
     n_queries,
     n_keys,
-    sigma,
-    score_factor,
-    cap,
+    factors,
     left,
     right,
-    p_key_lengths,
-    p_cu_q,
-    p_cu_k,
-    p_mask,
-    s_mask,
-    p_bias,
-    s_bias,
-    p_slopes,
-    s_slopes,
-    p_qf,
-    s_qf,
-    p_kf,
-    s_kf,
+    packing,
+    pairs,
+    scales,
     D: tl.constexpr,
     DV: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -93,6 +81,10 @@ def _dq_kernel(
     GRADIENT: tl.constexpr,
     GRADIENT_PRECISION: tl.constexpr,
 ):
+    sigma, score_factor, cap = factors
+    p_key_lengths, p_cu_q, p_cu_k = packing
+    p_mask, s_mask, p_bias, s_bias, p_slopes, s_slopes = pairs
+    p_qf, s_qf, p_kf, s_kf = scales
     i_t = n_tiles - 1 - tl.program_id(0) % n_tiles
     i_bh = tl.program_id(0) // n_tiles
     i_h = (i_bh % n_heads).to(tl.int64)

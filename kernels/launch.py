@@ -29,22 +29,22 @@ def with_strides(*tensors: Tensor | None) -> list[Any]:
 
 
 def pair_arguments(operands: Operands, options: Options) -> tuple[Any, ...]:
-    """Arguments n_heads .. s_kf of every kernel that forms scores, in their order."""
+    """Arguments n_heads .. scales of every kernel that forms scores, in their order.
+
+    Lengths and sides stand alone: in a tuple Triton compiles for those that 16 divides, though told not to.
+    """
     q, k = operands.q, operands.k
     return (
         q.shape[1],
         q.shape[1] // k.shape[1],
         q.shape[2],
         k.shape[2],
-        options.sigma,
-        options.score_factor,
-        options.cap,
+        (options.sigma, options.score_factor, options.cap),
         options.left or 0,
         options.right or 0,
-        options.key_lengths,
-        options.cu_q,
-        options.cu_k,
-        *with_strides(options.mask, options.bias, options.slopes, operands.q_factor, operands.k_factor),
+        (options.key_lengths, options.cu_q, options.cu_k),
+        tuple(with_strides(options.mask, options.bias, options.slopes)),
+        tuple(with_strides(operands.q_factor, operands.k_factor)),
     )
 
 
