@@ -24,7 +24,7 @@ from kernels.backward_dq import launch_dq
 from kernels.bench.offline import compile_only
 from kernels.decode_kernel import launch_decode
 from kernels.forward_kernel import launch_forward
-from kernels.hopper.backward_dkdv import launch_hopper_dkdv
+from kernels.hopper.backward_dkdv import launch_hopper_dk, launch_hopper_dkdv, launch_hopper_dv
 from kernels.hopper.backward_dq import launch_hopper_dq
 from kernels.hopper.forward import launch_hopper_forward, launch_hopper_products
 from kernels.hopper.pipelined import launch_hopper_pipelined
@@ -74,6 +74,13 @@ def compile_hopper():
     launch_hopper_pipelined(Operands(q, k, k), parsed, plain_path(torch.float16), large)
     split = [torch.empty(*x.shape[:3], 96, dtype=x.dtype) for x in (q, k, k)]
     launch_hopper_pipelined(Operands(*split), parsed, plain_path(torch.float16), large)
+    in_parts = tuning.Tile(64, 64, 4, 2, in_parts=True)
+    launch_hopper_dq(split[0], *split, row, row, parsed, in_parts)
+    launch_hopper_dk(split[0], *split, row, row, parsed, in_parts)
+    launch_hopper_dv(split[0], *split, row, row, parsed, in_parts)
+    packed = parse_options(q[:, :, :80], k, causal="top_left", cu_seqlens_q=ends, cu_seqlens_k=ends)
+    split[0] = split[0][:, :, :80].contiguous()
+    launch_hopper_pipelined(Operands(*split), packed, plain_path(torch.float16), large, turns=True)
     path = parse_score_path(torch.float16, "e4m3", None, None, False, True, False)
     operands = prepare(q, k, k, parsed, path)
     operands = replace(operands, v=columns(operands.v))
