@@ -129,6 +129,9 @@ def check_gradients(
 
 _parsed: dict[tuple[Any, ...], Options] = {}
 _MOST_PARSED = 1024
+_OTHERS = frozenset(
+    {"mask", "bias", "alibi_slopes", "softcap", "sink", "key_lengths", "cu_seqlens_q", "cu_seqlens_k"}
+)
 
 
 def parse_options(
@@ -145,7 +148,7 @@ def parse_options(
     Takes those of `kernels.interface.flash_attention`. The same object for calls that are alike and have no
     further options: these are parsed once.
     """
-    plain = all(x is None for x in others.values())
+    plain = _OTHERS.issuperset(others) and all(x is None for x in others.values())
     # A scale of -0.0 is not one of 0.0, though they are equal.
     if not plain or scale == 0 or not isinstance(window, tuple | None):
         return _parse(q, k, scale=scale, causal=causal, window=window, **others)

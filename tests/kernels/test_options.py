@@ -1,11 +1,13 @@
 """Every option, forward and backward together, against the definition in float64."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 import kernels
+from kernels.options import parse_options
 from tests.kernels.attention import assert_close, assert_gradients_close, gradients, inputs, make
 
 INF, NAN = math.inf, math.nan
@@ -210,3 +212,36 @@ def test_illegal_values_are_named(options, message, device):
     options = {n: x.to(device) if torch.is_tensor(x) else x for n, x in options.items()}
     with pytest.raises(ValueError, match=message):
         kernels.forward(*inputs(device), **options)
+
+
+@pytest.mark.parametrize("value", [None, 1.0])
+def test_unknown_options_are_refused(value, device):
+    with pytest.raises(TypeError, match="softcup"):
+        kernels.forward(*inputs(device), softcup=value)
+
+
+def test_calls_that_are_alike_are_parsed_once(device):
+    q, k, _ = inputs(device)
+    first = parse_options(q, k, causal="top_left", window=(5, None))
+    assert parse_options(q * 2, k * 2, causal="top_left", window=(5, None), mask=None) is first
+    others = [
+        parse_options(q, k, causal="bottom_right", window=(5, None)),
+        parse_options(q, k, causal="top_left", window=(6, None)),
+        parse_options(q, k, causal="top_left", window=(5, None), scale=2.0),
+        parse_options(q[..., :8], k[..., :8], causal="top_left", window=(5, None)),
+        parse_options(q, k[:, :, :3], causal="top_left", window=(5, None)),
+    ]
+    assert all(other is not first and other != first for other in others)
+    assert others[3].scale != first.scale
+    first.launches["one"] = None
+    assert replace(first, bottom_right=True).launches == {}, "launches of other options"
+    assert parse_options(q, k, softcap=2.0).softcap
+    assert not parse_options(q, k).softcap
+    for _ in range(2):
+        with pytest.raises(ValueError, match="scale is nan"):
+            parse_options(q, k, scale=NAN)
+        with pytest.raises(ValueError, match="causal is 'both'"):
+            parse_options(q, k, causal="both")
+    # Equal as numbers, but their signs differ.
+    signs = [math.copysign(1.0, parse_options(q, k, scale=zero).scale) for zero in (0.0, -0.0, 0.0)]
+    assert signs == [1.0, -1.0, 1.0]
