@@ -191,6 +191,7 @@ _MISSED: dict[tuple[str, int], tuple[tuple[int, ...], ...]] = {
     ("pipelined-packed", 128): (),
     ("pipelined-packed-persistent", 128): (),
     ("pipelined-packed-turns", 128): ((128, 64, 8, 3), (128, 128, 8, 2)),
+    ("pipelined-packed-turns-persistent", 128): ((128, 64, 8, 3), (128, 128, 8, 2)),
     ("packed", 128): ((64, 64, 4, 3),),
     **{(f"pipelined{way}", 128): ((128, 128, 8, 2),) for way in _WAYS},
     # fp8 / bf16: the groups multiply in turn, of which one waits for the other's softmax otherwise.
