@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flashcheck.files import write_atomically
-from flashcheck.fuzz.measure import summary_of
+from flashcheck.fuzz.time_to_failure import summary_of
 from flashcheck.report.certificate import Certificate, read, write
 from flashcheck.report.merge import merged, of_one_dtype
 from tests.checks.honest import Source
