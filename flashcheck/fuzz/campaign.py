@@ -118,6 +118,7 @@ class Campaign:
         self._ahead: Ahead | None = None
         self._workers: list[_Worker] = []
         self._scheduler: Scheduler | None = None
+        self._again = store.unfinished()
         self._proposed: set[Focus] = set()
         self._shown: set[Focus] = set()
         self._started = time.time()
@@ -262,8 +263,9 @@ class Campaign:
             passes=self.passes,
             largest=self.largest,
             known=self.store.known(),
-            examples=str(self.store.examples),
+            again=tuple(self._again),
         )
+        self._again = []
         return self._timed(shard)
 
     def _timed(self, shard: Shard) -> Shard:

@@ -90,7 +90,8 @@ def mutants(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     allowed = {run["summary"]["cpu_seconds_allowed"] for run in runs if "summary" in run}
     if len(allowed) != 1 or len({row["mutant"] for row in rows}) < len(rows):
         sys.exit("the shards allow different times, or hold the same fault twice")
-    return {**runs[0], "mutants": rows, "summary": summary_of(rows, allowed.pop())}
+    unfinished = [row for run in runs for row in run.get("unfinished", ())]
+    return {**runs[0], "mutants": rows, "unfinished": unfinished, "summary": summary_of(rows, allowed.pop())}
 
 
 def audit(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

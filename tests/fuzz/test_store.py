@@ -116,3 +116,17 @@ def test_totals_follow_from_the_lines() -> None:
     assert totals.failures == {"g": 1}
     assert totals.faults == {"oracle": 1}
     assert totals.covered == {"bf16": {"no option"}}
+
+
+def test_a_group_that_was_not_finished_is_not_lost(tmp_path: Path) -> None:
+    """A run that is killed while it shrinks has told of the failure in a line only."""
+    store = Store(tmp_path)
+    lines = Lines(store.case_log("0"))
+    finding = _finding()
+    for name, seed in ((finding.id, 0), ("other", 1), ("other", 2)):
+        case = replace(finding.case, spec=replace(finding.case.spec, seed=seed))
+        lines.append({"shard": 0, "n": seed, "dtype": "bf16", "group": name, "case": case.to_json()})
+    lines.append({"shard": 0, "n": 3, "dtype": "bf16"})
+    assert [case.spec.seed for case in store.unfinished()] == [0, 1]
+    store.add(finding)
+    assert [case.spec.seed for case in store.unfinished()] == [1]
