@@ -8,12 +8,13 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gradients import probabilities, score_gradient
-from kernels.hopper.calls import descriptor, section_heads
+from kernels.hopper.calls import part_descriptors, section_heads
+from kernels.hopper.halves import add_product, load_parts, product_of_rows, store_rows, zero_parts
 from kernels.hopper.launch import band_constants, tiles_of, work_arguments
 from kernels.hopper.order import work_item
-from kernels.hopper.packed import masked_rows, placed
+from kernels.hopper.packed import masked_rows, part_of_rows, placed
 from kernels.launch import device_of
-from kernels.masking import band_sees, part_of_range, tile_range
+from kernels.masking import band_sees, tile_range
 from kernels.options import Options
 from kernels.scores import LOG2E
 from kernels.tuning import Tile, hopper_tile
@@ -24,9 +25,13 @@ from kernels.tuning import Tile, hopper_tile
 )
 def _hopper_dq_kernel(
     d_q,
+    d_q2,
     d_k,
+    d_k2,
     d_v,
+    d_v2,
     d_do,
+    d_do2,
     p_lse,
     s_lse,
     p_delta,
@@ -50,6 +55,7 @@ def _hopper_dq_kernel(
     s_k,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_D2: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BOTTOM_RIGHT: tl.constexpr,
@@ -74,13 +80,13 @@ def _hopper_dq_kernel(
     o_m = i_m + tl.arange(0, BLOCK_M)
     o_n = tl.arange(0, BLOCK_N)
     m_row = o_m < n_queries
-    b_q = d_q.load([i_b, i_h, q_start + i_m, 0]).reshape(BLOCK_M, BLOCK_D)
-    b_do = d_do.load([i_b, i_h, q_start + i_m, 0]).reshape(BLOCK_M, BLOCK_D)
+    b_q, b_q2 = load_parts(d_q, d_q2, i_b, i_h, q_start + i_m, BLOCK_M, BLOCK_D, BLOCK_D2)
+    b_do, b_do2 = load_parts(d_do, d_do2, i_b, i_h, q_start + i_m, BLOCK_M, BLOCK_D, BLOCK_D2)
     p_lse += i_b.to(tl.int64) * s_lse[0] + i_h.to(tl.int64) * s_lse[1] + q_start
     p_delta += i_b.to(tl.int64) * s_delta[0] + i_h.to(tl.int64) * s_delta[1] + q_start
     b_lse2 = tl.load(p_lse + o_m, mask=m_row, other=0.0) * LOG2E
     b_delta = tl.load(p_delta + o_m, mask=m_row, other=0.0)
-    b_dq = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    b_dq, b_dq2 = zero_parts(BLOCK_M, BLOCK_D, BLOCK_D2)
     start, full_start, full_stop, stop = tile_range(
         i_m,
         tl.minimum(i_m + BLOCK_M, n_queries) - 1,
@@ -93,17 +99,20 @@ def _hopper_dq_kernel(
         False,
         BLOCK_N,
     )
-    for i_part in tl.static_range(0 if HAS_LEFT else 1, 3):
-        part_start, part_stop = part_of_range(i_part, start, full_start, full_stop, stop)
+    for i_part in tl.static_range(0 if HAS_LEFT else 1, 4 if PACKED else 3):
+        part_start, part_stop = part_of_rows(
+            i_part, start, full_start, full_stop, stop, n_keys, BLOCK_N, PACKED
+        )
         for i_n in tl.range(part_start, part_stop, BLOCK_N):
-            if PACKED and i_part != 1:
+            i_key = k_start + i_n
+            if i_part == 3:
                 # dS of the next segment's rows is zero, but zero times their NaN is not.
-                b_k = masked_rows(p_k, s_k[2], k_start, i_n + o_n, n_keys, D, BLOCK_D)
+                b_k, b_k2 = masked_rows(p_k, s_k[2], k_start, i_n + o_n, n_keys, D, BLOCK_D, BLOCK_D2)
             else:
-                b_k = d_k.load([i_b, i_h // group, k_start + i_n, 0]).reshape(BLOCK_N, BLOCK_D)
-            b_v = d_v.load([i_b, i_h // group, k_start + i_n, 0]).reshape(BLOCK_N, BLOCK_D)
-            b_s = tl.dot(b_q, b_k.T)
-            b_dp = tl.dot(b_do, b_v.T)
+                b_k, b_k2 = load_parts(d_k, d_k2, i_b, i_h // group, i_key, BLOCK_N, BLOCK_D, BLOCK_D2)
+            b_v, b_v2 = load_parts(d_v, d_v2, i_b, i_h // group, i_key, BLOCK_N, BLOCK_D, BLOCK_D2)
+            b_s = product_of_rows(b_q, b_q2, b_k, b_k2, BLOCK_D2)
+            b_dp = product_of_rows(b_do, b_do2, b_v, b_v2, BLOCK_D2)
             m_seen = (o_n >= 0)[None, :]
             if i_part != 1:
                 m_seen = band_sees(
@@ -119,12 +128,10 @@ def _hopper_dq_kernel(
                 )
             b_p = probabilities(b_s, sigma, b_lse2[:, None], m_seen, i_part != 1)
             b_ds = score_gradient(b_p, b_dp, b_delta[:, None], m_seen, i_part != 1)
-            b_dq = tl.dot(b_ds.to(b_k.dtype), b_k, b_dq)
+            b_dq, b_dq2 = add_product(b_ds.to(b_k.dtype), b_k, b_k2, b_dq, b_dq2, BLOCK_D2)
 
-    o_out = (i_bh.to(tl.int64) * total + q_start + i_m) * D
-    o_d = tl.arange(0, BLOCK_D)[None, :]
-    o_out += tl.arange(0, BLOCK_M)[:, None] * D + o_d
-    tl.store(p_dq + o_out, (b_dq * scale).to(p_dq.dtype.element_ty), mask=m_row[:, None] & (o_d < D))
+    first = (i_bh.to(tl.int64) * total + q_start + i_m) * D
+    store_rows(p_dq, first, m_row, b_dq, b_dq2, scale, D, BLOCK_D, BLOCK_D2)
 
 
 def launch_hopper_dq(
@@ -155,12 +162,13 @@ def launch_hopper_dq(
     group = heads // k.shape[1]
     if section is None:
         section = section_heads(k, group, batch * heads) if banded else group
+    widths = tile.widths(q.shape[3])
     with device_of(q):
         _hopper_dq_kernel[(num_tiles * batch * heads,)](
-            descriptor(q, tile.block_m),
-            descriptor(k, tile.block_n),
-            descriptor(v, tile.block_n),
-            descriptor(dout, tile.block_m),
+            *part_descriptors(q, tile.block_m, widths),
+            *part_descriptors(k, tile.block_n, widths),
+            *part_descriptors(v, tile.block_n, widths),
+            *part_descriptors(dout, tile.block_m, widths),
             lse,
             lse.stride(),
             delta,
@@ -170,6 +178,8 @@ def launch_hopper_dq(
             *work_arguments(num_tiles, q, section, q, k, options),
             k if packed else None,
             k.stride(),
+            BLOCK_D=widths[0],
+            BLOCK_D2=widths[1],
             **band_constants(tile, q, options),
         )
     return dq

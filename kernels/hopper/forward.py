@@ -10,10 +10,10 @@ from torch import Tensor
 from kernels.hopper.calls import columns_descriptor, descriptor, section_heads
 from kernels.hopper.launch import band_constants, tiles_of, work_arguments
 from kernels.hopper.order import work_item
-from kernels.hopper.packed import masked_rows, placed
+from kernels.hopper.packed import masked_rows, part_of_rows, placed
 from kernels.hopper.pipelined import launch_hopper_pipelined, pipelined_possible
 from kernels.launch import device_of, with_strides
-from kernels.masking import band_sees, part_of_range, row_sees_any, tile_range
+from kernels.masking import band_sees, row_sees_any, tile_range
 from kernels.operands import Operands
 from kernels.options import Options
 from kernels.rounding import to_operand
@@ -107,8 +107,10 @@ def _hopper_forward_kernel(
         BLOCK_N,
     )
     # Keys left of the full tiles (only a window has them), the full tiles, and keys right of them.
-    for i_part in tl.static_range(0 if HAS_LEFT else 1, 3 if HAS_TAIL else 2):
-        part_start, part_stop = part_of_range(i_part, start, full_start, full_stop, stop)
+    for i_part in tl.static_range(0 if HAS_LEFT else 1, 4 if PACKED else (3 if HAS_TAIL else 2)):
+        part_start, part_stop = part_of_rows(
+            i_part, start, full_start, full_stop, stop, n_keys, BLOCK_N, PACKED
+        )
         for i_n in tl.range(part_start, part_stop, BLOCK_N):
             b_k = d_k.load([i_b, i_h // group, k_start + i_n, 0]).reshape(BLOCK_N, BLOCK_D)
             b_s = tl.dot(b_q, b_k.T)
@@ -126,9 +128,9 @@ def _hopper_forward_kernel(
                 )
                 b_s = tl.where(m_seen, b_s, float("inf") if NEGATIVE else float("-inf"))
             b_p, b_alpha, m_i, l_i = online_softmax_step(b_s, sigma, m_i, l_i, NEGATIVE, SUBTRACT_FIRST)
-            if PACKED and i_part != 1:
+            if i_part == 3:
                 # Weights of the next segment's rows are zero, but zero times their NaN is not.
-                b_v = masked_rows(p_v, s_v[2], k_start, i_n + o_n, n_keys, D, BLOCK_D)
+                b_v = masked_rows(p_v, s_v[2], k_start, i_n + o_n, n_keys, D, BLOCK_D, 0)[0]
             elif V_COLUMNS:
                 b_v = d_v.load([i_b, i_h // group, 0, i_n]).reshape(BLOCK_D, BLOCK_N).T
             else:
@@ -224,6 +226,7 @@ def launch_hopper_products(
             HAS_TAIL=packed or banded or num_keys % tile.block_n != 0,
             NEGATIVE=options.sigma < 0,
             SUBTRACT_FIRST=path.subtract_first,
+            BLOCK_D=padded(head_dim),
             **band_constants(tile, q, options),
         )
     return out, lse

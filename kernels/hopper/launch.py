@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.hopper.packed import slots
 from kernels.options import Options
-from kernels.tuning import Tile, padded
+from kernels.tuning import Tile
 
 
 def tiles_of(x: Tensor, block: int, options: Options) -> int:
@@ -40,10 +40,9 @@ def work_arguments(
 
 
 def band_constants(tile: Tile, q: Tensor, options: Options) -> dict[str, Any]:
-    """Constants D .. PACKED, and the launch configuration."""
+    """Constants D .. PACKED but for the head dim's parts, and the launch configuration."""
     return {
         "D": q.shape[3],
-        "BLOCK_D": padded(q.shape[3]),
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,
         "BOTTOM_RIGHT": options.bottom_right,

@@ -8,6 +8,8 @@ are empty. Descriptors cover the whole packed tensors: a segment's last tile als
 import triton
 import triton.language as tl
 
+from kernels.masking import part_of_range
+
 _CHUNK = tl.constexpr(64)
 
 
@@ -64,8 +66,44 @@ def placed(
 
 
 @triton.jit
-def masked_rows(p, stride, start, o_row, n_rows, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Rows ``o_row`` of a segment that starts at ``start``; zero past its end, where others may hold NaN."""
-    o_d = tl.arange(0, BLOCK_D)
-    o_x = (start + o_row).to(tl.int64)[:, None] * stride + o_d[None, :]
-    return tl.load(p + o_x, mask=(o_row < n_rows)[:, None] & (o_d < D)[None, :], other=0.0)
+def part_of_rows(
+    I_PART: tl.constexpr,
+    start,
+    full_start,
+    full_stop,
+    stop,
+    n_rows,
+    BLOCK: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """`kernels.masking.part_of_range`; the tile that meets a packed segment's end is a part of its own, 3.
+
+    The tiles before the full ones lie inside the segment: where there are no full ones, all is after them.
+    """
+    part_start, part_stop = part_of_range(I_PART, start, full_start, full_stop, stop)
+    if PACKED:
+        whole = n_rows // BLOCK * BLOCK
+        if I_PART == 2:
+            part_stop = tl.minimum(part_stop, whole)
+        if I_PART == 3:
+            part_start = tl.maximum(part_start, whole)
+    return part_start, part_stop
+
+
+@triton.jit
+def masked_rows(
+    p, stride, start, o_row, n_rows, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_D2: tl.constexpr
+):
+    """Rows ``o_row`` of a segment that starts at ``start``; zero past its end, where others may hold NaN.
+
+    Both parts of the head dim (`kernels.hopper.halves`).
+    """
+    p += (start + o_row).to(tl.int64)[:, None] * stride
+    m_row = (o_row < n_rows)[:, None]
+    o_d = tl.arange(0, BLOCK_D)[None, :]
+    b_x = tl.load(p + o_d, mask=m_row & (o_d < D), other=0.0)
+    b_x2 = 0
+    if BLOCK_D2 > 0:
+        o_d2 = BLOCK_D + tl.arange(0, BLOCK_D2)[None, :]
+        b_x2 = tl.load(p + o_d2, mask=m_row & (o_d2 < D), other=0.0)
+    return b_x, b_x2
