@@ -11,18 +11,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from typing import Literal
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings, target
 from hypothesis import strategies as st
-from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
+from hypothesis.database import ExampleDatabase
 
 from flashcheck.fuzz.case import FuzzCase
+from flashcheck.fuzz.examples import examples_in
 from flashcheck.fuzz.groups import STRONGEST, Failure, Group, group_of
 from flashcheck.fuzz.judge import CaseReport, backward_checks, extra_checks, forward_checks
 from flashcheck.fuzz.runner import InProcessRunner, Runner
 from flashcheck.fuzz.signature import Focus
 from flashcheck.fuzz.statistics import ONE_IN, sampled
+from flashcheck.inputs.combinations import is_legal
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.strategies import specs
 from flashcheck.kernel import Capabilities
@@ -31,6 +33,8 @@ SHRINK_SECONDS = 30.0
 """For each new group, after it was found; past the end of the shard's time too, but not of ``finish``."""
 
 LARGEST_TARGET = 1e6
+
+Passes = Literal["both", "forward", "backward"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class Shard:
         number: names it; seed: of Hypothesis' draws.
         focus: the part of the declaration that its problems are drawn from.
         cases: how many it draws at most, those for the statistics among them; shrinking comes on top.
+        passes: "both" (the backward now and then), "forward" or "backward", on every case.
+        largest: length of a sequence.
         seconds: it ends earlier when they are over; finish: nothing is shrunk or reduced past these.
         known: groups that are found already: their failures are counted and go by.
         examples: folder of Hypothesis' database, or None.
@@ -50,6 +56,8 @@ class Shard:
     seed: int
     focus: Focus
     cases: int
+    passes: Passes = "both"
+    largest: int = 129
     seconds: float = math.inf
     finish: float = math.inf
     known: tuple[Group, ...] = ()
@@ -188,7 +196,7 @@ def hunt(
     now = time.monotonic()
     state = _Hunt(shard, runner, emit, stopped, now + shard.seconds, now + shard.finish)
     if shard.examples is not None:
-        database = DirectoryBasedExampleDatabase(Path(shard.examples))
+        database = examples_in(shard.examples, shard.focus)
 
     first = shard.cases // ONE_IN
 
@@ -223,18 +231,25 @@ def hunt(
 
 def sample(capabilities: Capabilities, shard: Shard, backward: bool, count: int) -> Iterator[FuzzCase]:
     """The shard's cases for the statistics; of the gradients too, where there is a backward."""
+    backward = backward and shard.passes != "forward"
     checks = forward_checks() + (backward_checks() if backward else ())
     return sampled(shard.focus, capabilities, checks, shard.seed, count)
 
 
 def cases(capabilities: Capabilities, shard: Shard, backward: bool) -> st.SearchStrategy[FuzzCase]:
     """Cases of one dtype: a spec that the declaration covers, and the checks to make on it."""
-    forward = forward_checks()
-    drawn = specs(shard.focus.narrowed(capabilities), shard.focus.dtype)
-    if not capabilities.empty_rows:
-        drawn = drawn.filter(lambda spec: not spec.leaves_rows())
-    extra = st.sampled_from(extra_checks(backward))
+    forward, focus = forward_checks(), shard.focus
+    drawn = specs(focus.narrowed(capabilities), focus.dtype, shard.largest)
+    if focus.like is not None:
+        drawn = drawn.map(focus.kept).filter(lambda spec: is_legal(spec, capabilities))
+    extra = st.sampled_from(_extra(shard.passes, backward))
     return st.builds(lambda spec, more: FuzzCase(spec, (*forward, *more)), drawn, extra)
+
+
+def _extra(passes: Passes, backward: bool) -> tuple[tuple[str, ...], ...]:
+    if passes == "both":
+        return extra_checks(backward)
+    return (backward_checks() if backward and passes == "backward" else (),)
 
 
 def features_of(spec: ProblemSpec) -> tuple[str, ...]:

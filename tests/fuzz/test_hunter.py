@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis.database import InMemoryExampleDatabase
 
 from flashcheck.fuzz.case import FuzzCase
+from flashcheck.fuzz.examples import examples_in
 from flashcheck.fuzz.groups import Group, group_of
 from flashcheck.fuzz.hunter import CaseEvent, Found, Shard, features_of, hunt
 from flashcheck.fuzz.reduce import as_case, reduced
@@ -171,3 +172,16 @@ def test_features_tell_specs_apart() -> None:
     for changed in ({"mask": "holes"}, {"num_keys": 65}, {"family": "spiked"}, {"causal": "top_left"}):
         assert features_of(ProblemSpec(**changed)) != base  # type: ignore[arg-type]
     assert Group("c", ("x",)).id != Group("c", ("y",)).id
+
+
+def test_what_failed_is_on_disk_and_what_is_climbed_from_is_not(in_process: Make, tmp_path: Path) -> None:
+    """Of shards inside one focus the next one climbs on; one inside another focus starts anew."""
+    folder = str(tmp_path / "honest")
+    _hunt(in_process(subjects.honest), cases=30, examples=folder)
+    assert not list(tmp_path.rglob("*/*")), "nothing failed"
+    climbed = examples_in(folder, Focus("bf16"))._climbed
+    assert isinstance(climbed, InMemoryExampleDatabase)
+    assert any(climbed.data.values()), "Hypothesis keeps its best cases under another key now"
+    assert not examples_in(folder, Focus("fp16"))._climbed.data  # type: ignore[attr-defined]
+    _hunt(in_process(subjects.wrong_scale), cases=10, examples=str(tmp_path / "wrong"))
+    assert list((tmp_path / "wrong").rglob("*/*")), "the next run replays it"
