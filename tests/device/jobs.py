@@ -78,7 +78,7 @@ def torch_names(device: str) -> tuple[str, ...]:
 
 
 def others(device: str) -> tuple[str, ...]:
-    """Further attentions: torch's, the tutorial's where its file is named, those of packages that are here."""
+    """Further attentions: torch's, the tutorial's where its file is named, those of packages found here."""
     names = ("torch.flex.eager", "eager")
     if device != "cuda":
         return names
