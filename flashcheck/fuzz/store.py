@@ -119,6 +119,12 @@ class Store:
                 )
         return int(data["seed"])
 
+    def forget_empty(self) -> None:
+        """Undoes ``open`` where no case was judged: another try is no second campaign."""
+        with locked(self.folder / ".lock"):
+            if not any(True for _ in self.case_lines()):
+                (self.folder / "campaign.json").unlink(missing_ok=True)
+
     def claim_shard(self) -> int:
         """The next shard number, taken by no other process."""
         folder = self.folder / "shards"
@@ -189,7 +195,8 @@ def _merged(known: Finding, new: Finding) -> Finding:
     if known.group.yields_to(new.failure) or new.group.yields_to(known.failure):
         better = new if known.group.yields_to(new.failure) else known
     else:
-        sizes = [(f.case.size, len(f.case.tensors or "")) for f in (known, new)]
+        # Of cases alike the one whose repro is written: the other is the same one, not yet confirmed.
+        sizes = [(f.case.size, len(f.case.tensors or ""), not f.script) for f in (known, new)]
         better = new if sizes[1] < sizes[0] else known
     group = replace(known.group.joined(new.failure), check=better.group.check)
     return replace(

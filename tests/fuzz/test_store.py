@@ -130,3 +130,24 @@ def test_a_group_that_was_not_finished_is_not_lost(tmp_path: Path) -> None:
     assert [case.spec.seed for case in store.unfinished()] == [0, 1]
     store.add(finding)
     assert [case.spec.seed for case in store.unfinished()] == [1]
+
+
+def test_of_cases_alike_the_confirmed_one_stays(tmp_path: Path) -> None:
+    """A finding is stored when it is found, and again with its repro: also where nothing could be cut."""
+    store = Store(tmp_path)
+    store.add(_finding())
+    store.add(_finding(script="python test.py", reproduces=(3, 3), cases=0))
+    store.add(_finding())
+    (stored,) = store.findings()
+    assert (stored.script, stored.reproduces, stored.cases) == ("python test.py", (3, 3), 2)
+
+
+def test_a_campaign_whose_kernel_could_not_be_loaded_is_none(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert store.open("k", 1, resume=False) == 1
+    store.forget_empty()
+    assert store.open("k", 2, resume=False) == 2
+    Lines(store.case_log("0")).append({"shard": 0})
+    store.forget_empty()
+    with pytest.raises(ArgumentError, match="--resume"):
+        store.open("k", 3, resume=False)
