@@ -62,8 +62,13 @@ def backward_bound(
     scores = score_error(problem, forward, arithmetic, machine) if scores is None else scores
     pairs = pair_errors(problem, forward, exact, given, scores, arithmetic, machine)
     sums = gradient_sums(problem, arithmetic, machine)
-    p_weights = Weights(pairs.p, pairs.p_error + pairs.p_rounding)
-    ds_weights = Weights(pairs.ds_size, pairs.ds_error + pairs.ds_rounding)
+    p_limit = pairs.p_limits.with_rounding(arithmetic.probability_format)
+    ds_format = arithmetic.grad_score_format or arithmetic.probability_format
+    ds_limit = pairs.ds_limits.with_rounding(ds_format)
+    if arithmetic.scaled_grad_score_format is not None:
+        ds_limit = None
+    p_weights = Weights(pairs.p, pairs.p_error + pairs.p_rounding, p_limit)
+    ds_weights = Weights(pairs.ds_size, pairs.ds_error + pairs.ds_rounding, ds_limit)
     weights = {"dq": ds_weights, "dk": ds_weights, "dv": p_weights}
     fmt = arithmetic.output_format
     values = {name: getattr(exact, name) for name in sums}

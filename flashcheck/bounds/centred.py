@@ -18,6 +18,7 @@ from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds.alignment import subnormal_values
 from flashcheck.bounds.gradient_sums import GradientSum
 from flashcheck.bounds.interval import Interval, rounded_interval
+from flashcheck.bounds.limits import Limits
 from flashcheck.bounds.numbers import UNIT, exp_clipped, expm1_clipped, flushed, is_power_of_two
 from flashcheck.bounds.pairs import PairErrors
 from flashcheck.bounds.products import weighted
@@ -59,7 +60,12 @@ def forward_interval(
         kernel = (weights.relative + weights.shift).clamp(max=_LIMIT)
         more = (rows.p * torch.expm1(kernel)).sum(-1, keepdim=True)
         less = -(rows.p * torch.expm1(-kernel)).sum(-1, keepdim=True)
-    stored, ambiguous = _predicted(weight, moved, fmt, factor)  # [C1]
+    value, width = (weight, moved) if factor == 1.0 else (weight * factor, moved * factor)
+    limits = Limits(weight + moved, factor)
+    stored, ambiguous = _predicted(value, value, width, limits, fmt)  # [C1]
+    if factor != 1.0:
+        stored.div_(factor)
+        ambiguous.div_(factor)
     # [C2] The factors that carry a tile's weights to shares of the row, and their errors.
     share = torch.exp(running - rows.row_max) / rows.row_sum
     chain = weights.chain + 2 * weights.own_max
@@ -103,6 +109,7 @@ class PredictedPairs:
     p: Tensor
     p_slack: Tensor
     ds: Tensor
+    ds_size: Tensor
     ds_slack: Tensor
 
 
@@ -110,17 +117,28 @@ def predicted_pairs(pairs: PairErrors, arithmetic: Arithmetic, scale: float) -> 
     """The stored operands of a backward's products, dS in units without the ``scale``."""
     p_format = arithmetic.probability_format
     ds_format = arithmetic.grad_score_format or p_format
-    p, p_slack = _predicted(pairs.p, pairs.p_error, p_format, arithmetic.probability_scale)
-    ds, ds_error = pairs.ds, pairs.ds_error
+    p, p_error, factor = pairs.p, pairs.p_error, arithmetic.probability_scale
+    if factor != 1.0:
+        p, p_error = p * factor, p_error * factor
+    p, p_slack = _predicted(p, p, p_error, pairs.p_limits, p_format)
+    if factor != 1.0:
+        p.div_(factor)
+        p_slack.div_(factor)
+    ds, ds_size, ds_error, limits = pairs.ds, pairs.ds_size, pairs.ds_error, pairs.ds_limits
     if arithmetic.grad_score_probability == "rounded":
         ds, ds_error = _of_rounded_p(pairs, p, p_slack)
-    ds, ds_slack = _predicted(ds, ds_error, ds_format, 1.0)
+        ds_size = ds.abs()
+        limits = Limits(ds_size + ds_error)
+    ds, ds_slack = _predicted(ds, ds_size, ds_error, limits, ds_format)
     if arithmetic.scaled_grad_score_format is not None and scale:
         # What the first rounding leaves, the scale's own rounding and that of the product in fp32.
         error = (ds_slack + 2 * UNIT * (ds.abs() + ds_slack)) * abs(scale)
-        ds, ds_slack = _predicted(ds * scale, error, arithmetic.scaled_grad_score_format, 1.0)
+        ds = ds * scale
+        ds_size = ds.abs()
+        limits = Limits(ds_size + error)
+        ds, ds_slack = _predicted(ds, ds_size, error, limits, arithmetic.scaled_grad_score_format)
         ds, ds_slack = ds / scale, ds_slack / abs(scale)
-    return PredictedPairs(p, p_slack, ds, ds_slack)
+    return PredictedPairs(p, p_slack, ds, ds.abs(), ds_slack)
 
 
 def _of_rounded_p(pairs: PairErrors, p: Tensor, p_slack: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,8 +156,7 @@ def gradient_centre(total: GradientSum, stored: PredictedPairs) -> Tensor:
 
 def gradient_error(total: GradientSum, stored: PredictedPairs, centre: Tensor) -> Tensor:
     """How far what is computed may lie from that."""
-    operand, slack = (stored.p, stored.p_slack) if total.name == "dv" else (stored.ds, stored.ds_slack)
-    size = operand if total.name == "dv" else operand.abs()
+    size, slack = (stored.p, stored.p_slack) if total.name == "dv" else (stored.ds_size, stored.ds_slack)
     return total.error(centre, size, slack)
 
 
@@ -157,16 +174,14 @@ def gradient_interval(
     return rounded_interval(centre, error, fmt, overflow)
 
 
-def _predicted(x: Tensor, error: Tensor, fmt: Format, factor: float) -> tuple[Tensor, Tensor]:
-    """What x (times ``factor``) rounds to, and the width of what x +- error can round to: term [C1]."""
-    if factor != 1.0:
-        x, error = x * factor, error * factor
-    most, least = x + error, x - error
-    inside = not x.numel() or max(float(most.amax()), -float(least.amin())) < fmt.max_finite
-    nearest = round_inside if inside else round_nearest
+def _predicted(x: Tensor, size: Tensor, error: Tensor, limits: Limits, fmt: Format) -> tuple[Tensor, Tensor]:
+    """What x rounds to, and the width of what x +- error can round to: term [C1].
+
+    Args:
+        size: |x|; limits: |x| + error. Rounding to nearest is odd, so magnitudes serve.
+    """
+    nearest = round_inside if limits.largest < fmt.max_finite else round_nearest
     stored = nearest(x, fmt)
-    slack = 2 * error if fmt.precision >= 24 else nearest(most, fmt).sub_(nearest(least, fmt))
-    if factor != 1.0:
-        stored.div_(factor)
-        slack.div_(factor)
-    return stored, slack
+    if fmt.precision >= 24:
+        return stored, 2 * error
+    return stored, limits.rounded(fmt).sub_(nearest(size - error, fmt))
