@@ -110,13 +110,15 @@ def after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
     offset = offset.round().sub_(offset).float()
     spacing.square_()
     noise = (variance / spacing).nan_to_num_(torch.inf, torch.inf)
+    least, most = (float(x) for x in noise.aminmax())
     small = noise.clamp(max=_LOUD).float()
-    least, most = (float(x) for x in small.aminmax())
     error = _waves(offset, small).double().add_(noise) if most >= _FINE else None
     if least < _FINE:
         near = _neighbours(offset, small).double()
         error = near if error is None else torch.where(noise < _FINE, near, error)
     assert error is not None
+    if most > 1e300:  # an infinite variance predicts nothing
+        error = error.masked_fill(noise > 1e300, torch.inf)
     if float(exact.abs().amax()) >= fmt.overflow_threshold:
         past = (round_nearest(exact, fmt) - exact).square_().div_(spacing)
         error = torch.where(past > 1, past + noise, error)
