@@ -19,7 +19,7 @@ from flashcheck.bounds.alignment import subnormal_values
 from flashcheck.bounds.gradient_sums import GradientSum
 from flashcheck.bounds.interval import Interval, rounded_interval
 from flashcheck.bounds.limits import Limits
-from flashcheck.bounds.numbers import UNIT, exp_clipped, expm1_clipped, flushed, is_power_of_two
+from flashcheck.bounds.numbers import UNIT, expm1_clipped, flushed, is_power_of_two
 from flashcheck.bounds.pairs import PairErrors
 from flashcheck.bounds.products import weighted
 from flashcheck.bounds.tiling import SMALLEST_TILE
@@ -50,35 +50,29 @@ def forward_interval(
     fmt, factor = arithmetic.probability_format, arithmetic.probability_scale
     running, num_keys = tiling.running_max, rows.num_keys
     assert running is not None
-    weight = weights.in_tiles
+    weight, stored = weights.in_tiles, weights.stored_in_tiles
     if weights.moved_sum is not None:
-        moved = (weight * weights.local).mul_(1 + weights.worst)
         more = less = weights.moved_sum * (1 + weights.worst) + weights.shift
         more = more + more.square()
     else:
-        moved = weight * torch.expm1(weights.local.clamp(max=_LIMIT))
         kernel = (weights.relative + weights.shift).clamp(max=_LIMIT)
         more = (rows.p * torch.expm1(kernel)).sum(-1, keepdim=True)
         less = -(rows.p * torch.expm1(-kernel)).sum(-1, keepdim=True)
-    value, width = (weight, moved) if factor == 1.0 else (weight * factor, moved * factor)
-    limits = Limits(weight + moved, factor)
-    stored, ambiguous = _predicted(value, value, width, limits, fmt)  # [C1]
-    if factor != 1.0:
-        stored.div_(factor)
-        ambiguous.div_(factor)
+    ambiguous = _ambiguous(weights, fmt, factor)  # [C1]
     # [C2] The factors that carry a tile's weights to shares of the row, and their errors.
-    share = torch.exp(running - rows.row_max) / rows.row_sum
+    share = weights.carried
     chain = weights.chain + 2 * weights.own_max
     if arithmetic.scale_placement == "exponent_fma":
         chain = chain + UNIT * (running.abs() + rows.row_max.abs() + 2 * weights.own_max)
     chain = torch.where(running < rows.row_max, chain, 0.0)
     chain = (chain + weights.exp_error * weights.rescales).clamp(max=_LIMIT)
-    per_key = tiling.per_key
-    slack = stored * per_key(share * expm1_clipped(chain) + weights.flush / rows.row_sum)
-    slack.addcmul_(ambiguous, per_key(share * exp_clipped(chain)))
-    numerator = stored.mul_(per_key(share))
-    # A weight under the flush limit may be 0.
-    slack.addcmul_(weight.clamp(max=weights.exponential.flush), per_key(share))
+    numerator = stored * share
+    moved = tiling.per_key(expm1_clipped(chain))
+    slack = torch.addcmul(ambiguous, ambiguous, moved).mul_(share).addcmul_(numerator, moved)
+    if weights.flush:
+        slack.addcmul_(stored, weights.flush / rows.row_sum)
+    if weights.exponential.flush:  # a weight under the limit may be 0
+        slack.addcmul_(weight.clamp(max=weights.exponential.flush), share)
     sums = machine.vector.gamma(num_keys) + weights.rescales * UNIT
     least = ((1 - less) * (1 - min(sums, 0.5))).clamp(min=1e-300)
     quotient = torch.maximum(
@@ -100,6 +94,25 @@ def forward_interval(
     error = error * (1 + quotient) + quotient * centre.abs()
     error = torch.where(rows.live, error.nan_to_num(torch.inf, torch.inf), torch.inf)
     return rounded_interval(torch.where(rows.live, centre, 0.0), error, arithmetic.output_format, overflow)
+
+
+def _ambiguous(weights: WeightErrors, fmt: Format, factor: float) -> Tensor:
+    """[C1] How far apart the numbers lie that a weight in its tile can round to."""
+    weight, local = weights.in_tiles, weights.local
+    if not weights.linear:
+        moved = weight * torch.expm1(local.clamp(max=_LIMIT))
+        limits = Limits(weight + moved, factor)
+        value, width = (weight, moved) if factor == 1.0 else (weight * factor, moved * factor)
+        slack = _width(value, width, limits, fmt)
+    elif fmt.precision >= 24:
+        return (weight * local).mul_(2 * (1 + weights.worst))
+    else:
+        limits = weights.most_in_tiles
+        least = torch.addcmul(weight, weight, local, value=-(1 + weights.worst))
+        least = least if factor == 1.0 else least.mul_(factor)
+        nearest = round_inside if limits.largest < fmt.max_finite else round_nearest
+        slack = limits.rounded(fmt).sub_(nearest(least, fmt))
+    return slack if factor == 1.0 else slack.div_(factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +194,11 @@ def _predicted(x: Tensor, size: Tensor, error: Tensor, limits: Limits, fmt: Form
         size: |x|; limits: |x| + error. Rounding to nearest is odd, so magnitudes serve.
     """
     nearest = round_inside if limits.largest < fmt.max_finite else round_nearest
-    stored = nearest(x, fmt)
+    return nearest(x, fmt), _width(size, error, limits, fmt)
+
+
+def _width(size: Tensor, error: Tensor, limits: Limits, fmt: Format) -> Tensor:
     if fmt.precision >= 24:
-        return stored, 2 * error
-    return stored, limits.rounded(fmt).sub_(nearest(size - error, fmt))
+        return 2 * error
+    nearest = round_inside if limits.largest < fmt.max_finite else round_nearest
+    return limits.rounded(fmt).sub_(nearest(size - error, fmt))

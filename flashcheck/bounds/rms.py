@@ -19,7 +19,7 @@ from flashcheck.bounds.products import weighted
 from flashcheck.bounds.rows import SoftmaxRows
 from flashcheck.bounds.score_noise import ScoreNoise
 from flashcheck.bounds.weights import WeightErrors
-from flashcheck.formats import Format, round_nearest, round_to_spacing, ulp
+from flashcheck.formats import Format, half_ulp, round_nearest, round_to_spacing, ulp
 from flashcheck.problem import Problem
 
 _FINE = 0.2**2
@@ -175,10 +175,12 @@ def _probability_rounding(
     elif weights.tiling.running_max is None:  # most weights are rounded against the final maximum
         weight, share = rows.p * rows.row_sum, 1.0 / rows.row_sum
         size = rows.row_max.abs() + rows.gap
+    elif known:
+        return _rounding_in_tiles(weights)
     else:
         running = weights.tiling.running_max
         weight = weights.in_tiles
-        share = weights.tiling.per_key(torch.exp(running - rows.row_max) / rows.row_sum)
+        share = weights.carried
         size = weights.tiling.per_key(running.abs()) + rows.gap
     value = weight if factor == 1.0 else weight * factor
     spacing = ulp(value, fmt)
@@ -197,3 +199,22 @@ def _probability_rounding(
         deviation.mul_(share)
         shift = None if shift is None else shift.mul_(share)
     return shift, deviation.square_()
+
+
+def _rounding_in_tiles(weights: WeightErrors) -> tuple[Tensor, Tensor]:
+    """``_probability_rounding`` of a declared tiling: what each weight is off by is known."""
+    rows, weight, share = weights.rows, weights.in_tiles, weights.carried
+    fmt, factor = weights.arithmetic.probability_format, weights.arithmetic.probability_scale
+    running = weights.tiling.running_max
+    assert running is not None
+    shift = weights.stored_in_tiles - weight
+    variance = torch.zeros_like(shift)
+    # A representable operand (P = 1 at the maximum) rounds to itself, unless fp32 errors move it.
+    exact = (shift == 0).logical_and_(weight > 0)
+    if bool(exact.any()):
+        own = weight[exact]
+        half = half_ulp(own * factor, fmt).div_(factor)
+        size = weights.tiling.per_key(running.abs()).expand_as(weight)[exact] + rows.gap[exact]
+        moved = torch.minimum(half, (ROUNDING_RMS * UNIT) * size * own)
+        variance[exact] = moved.mul_(share.expand_as(weight)[exact]).square_()
+    return shift.mul_(share), variance
