@@ -47,7 +47,7 @@ class Everything(Mask):
     """Every key is visible."""
 
     def visible(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        shape = torch.broadcast_shapes(b.shape, h.shape, i.shape, j.shape)
+        shape = torch.broadcast_shapes(b.shape, h.shape, i.shape, j.shape)  # type: ignore[no-untyped-call]
         return torch.ones(shape, dtype=torch.bool)
 
 

@@ -92,8 +92,10 @@ def forward_interval(
     steps = -(-num_keys // unit.block) + weights.rescales
     error = error + subnormal_values(rows, shares, scaled, unit, steps, arithmetic)
     error = error * (1 + quotient) + quotient * centre.abs()
-    error = torch.where(rows.live, error.nan_to_num(torch.inf, torch.inf), torch.inf)
-    return rounded_interval(torch.where(rows.live, centre, 0.0), error, arithmetic.output_format, overflow)
+    error = error.nan_to_num_(torch.inf, torch.inf)
+    if not rows.all_live:
+        error, centre = torch.where(rows.live, error, torch.inf), torch.where(rows.live, centre, 0.0)
+    return rounded_interval(centre, error, arithmetic.output_format, overflow)
 
 
 def _ambiguous(weights: WeightErrors, fmt: Format, factor: float) -> Tensor:

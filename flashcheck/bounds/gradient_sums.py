@@ -126,7 +126,7 @@ class GradientSum:
         """
         if self.over_keys:
             return weighted(self.problem, weights, other)
-        if not per_head:
+        if not per_head and weights.shape[1] != self.problem.num_kv_heads:
             weights, other = by_kv_head(self.problem, weights), by_kv_head(self.problem, other)
         return weights.mT @ other
 

@@ -23,4 +23,6 @@ def by_head(problem: Problem, x: Tensor) -> Tensor:
 
 def weighted(problem: Problem, weight: Tensor, values: Tensor) -> Tensor:
     """weight (B, H, Nq, n) @ values (B, Hkv, n, d)."""
+    if weight.shape[1] == values.shape[1]:
+        return weight @ values
     return by_head(problem, by_kv_head(problem, weight) @ values)

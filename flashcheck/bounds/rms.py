@@ -210,11 +210,16 @@ def _rounding_in_tiles(weights: WeightErrors) -> tuple[Tensor, Tensor]:
     shift = weights.stored_in_tiles - weight
     variance = torch.zeros_like(shift)
     # A representable operand (P = 1 at the maximum) rounds to itself, unless fp32 errors move it.
-    exact = (shift == 0).logical_and_(weight > 0)
-    if bool(exact.any()):
-        own = weight[exact]
+    exact = (shift == 0).logical_and_(weight > 0).flatten().nonzero().squeeze(-1)
+    if len(exact):
+        own = weight.flatten()[exact]
         half = half_ulp(own * factor, fmt).div_(factor)
-        size = weights.tiling.per_key(running.abs()).expand_as(weight)[exact] + rows.gap[exact]
-        moved = torch.minimum(half, (ROUNDING_RMS * UNIT) * size * own)
-        variance[exact] = moved.mul_(share.expand_as(weight)[exact]).square_()
+        size = (weights.tiling.per_key(running.abs()) + rows.gap).flatten()[exact]
+        moved = torch.minimum(half, size.mul_(ROUNDING_RMS * UNIT).mul_(own))
+        carried = (
+            share.flatten()[exact]
+            if share.shape == weight.shape
+            else (share.flatten()[exact // rows.num_keys])
+        )
+        variance.view(-1).scatter_(0, exact, moved.mul_(carried).square_())
     return shift.mul_(share), variance
