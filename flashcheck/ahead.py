@@ -144,5 +144,6 @@ def _compile(runner: Runner, case: Case, backward: bool) -> float:
     seconds = runner.compile(FuzzCase(case.spec, ("backward",) if asked else ()))
     further = tuple(n for n in case.checks if CHECKS[n].reruns and n not in _NOT_AHEAD)
     if further:
-        seconds += runner.judge(FuzzCase(case.spec, further)).seconds.get("kernel", 0.0)
+        spent = runner.judge(FuzzCase(case.spec, further)).seconds
+        seconds += spent.get("kernel", 0.0) + spent.get("compile", 0.0)
     return seconds

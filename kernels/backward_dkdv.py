@@ -21,7 +21,7 @@ from kernels.launch import (
     pair_constants,
     with_strides,
 )
-from kernels.masking import segment, tile_range
+from kernels.masking import part_of_range, segment, tile_range
 from kernels.operands import Gradients, Operands
 from kernels.options import Options
 from kernels.rounding import to_operand
@@ -163,8 +163,7 @@ def _dkdv_kernel(
             p_qf_head = rows_from(p_qf, s_qf, i_b, i_h, q_start)
         # Queries above the full tiles, the full tiles, and queries below them; only causality has the first.
         for i_part in tl.static_range(2 if DATA_MASK else (0 if HAS_RIGHT else 1), 3):
-            part_start = start if i_part == 0 else (full_start if i_part == 1 else full_stop)
-            part_stop = tl.minimum(full_start, stop) if i_part == 0 else (full_stop if i_part == 1 else stop)
+            part_start, part_stop = part_of_range(i_part, start, full_start, full_stop, stop)
             for i_m in tl.range(part_start, part_stop, BLOCK_M):
                 o_i = i_m + o_m
                 m_row = o_i < n_queries

@@ -21,7 +21,7 @@ from kernels.launch import (
     pair_constants,
     with_strides,
 )
-from kernels.masking import segment, tile_range
+from kernels.masking import part_of_range, segment, tile_range
 from kernels.operands import Gradients, Operands
 from kernels.options import Options
 from kernels.rounding import to_operand
@@ -156,8 +156,7 @@ def _dq_kernel(
         BLOCK_N,
     )
     for i_part in tl.static_range(2 if DATA_MASK else (0 if HAS_LEFT else 1), 3):
-        part_start = start if i_part == 0 else (full_start if i_part == 1 else full_stop)
-        part_stop = tl.minimum(full_start, stop) if i_part == 0 else (full_stop if i_part == 1 else stop)
+        part_start, part_stop = part_of_range(i_part, start, full_start, full_stop, stop)
         for i_n in tl.range(part_start, part_stop, BLOCK_N):
             o_j = i_n + o_n
             i_row = tl.cast(i_n, tl.int64)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.hopper.calls import simple
 from kernels.launch import device_of, pair_arguments, pair_constants, with_strides
-from kernels.masking import row_sees_any, segment, tile_range
+from kernels.masking import part_of_range, row_sees_any, segment, tile_range
 from kernels.operands import Operands
 from kernels.options import Options
 from kernels.rounding import to_operand
@@ -151,8 +151,7 @@ def _forward_kernel(
     # Keys left of the full tiles, the full tiles, and keys right of them. Only a window has the first;
     # where contents decide, all is in the last.
     for i_part in tl.static_range(2 if DATA_MASK else (0 if HAS_LEFT else 1), 3):
-        part_start = start if i_part == 0 else (full_start if i_part == 1 else full_stop)
-        part_stop = tl.minimum(full_start, stop) if i_part == 0 else (full_stop if i_part == 1 else stop)
+        part_start, part_stop = part_of_range(i_part, start, full_start, full_stop, stop)
         for i_n in tl.range(part_start, part_stop, BLOCK_N):
             o_j = i_n + o_n
             i_row = tl.cast(i_n, tl.int64)

@@ -116,3 +116,11 @@ def tile_range(
     full_start = tl.where(none, start, full_start)
     full_stop = tl.where(none, start, full_stop)
     return start, full_start, full_stop, stop
+
+
+@triton.jit
+def part_of_range(I_PART: tl.constexpr, start, full_start, full_stop, stop):
+    """Where a part of `tile_range` starts and stops: 0 before the full tiles, 1 they, 2 after them."""
+    part_start = start if I_PART == 0 else (full_start if I_PART == 1 else full_stop)
+    part_stop = tl.minimum(full_start, stop) if I_PART == 0 else (full_stop if I_PART == 1 else stop)
+    return part_start, part_stop

@@ -20,6 +20,7 @@ class Tile:
     """A launch configuration; ``block_m`` counts queries, ``block_n`` keys.
 
     ``max_registers`` caps registers a thread, so that more programs share a multiprocessor; None is no cap.
+    ``in_parts``: the backward of kernels/hopper holds the head dim in two parts, where `parts` has two.
     """
 
     block_m: int
@@ -27,11 +28,16 @@ class Tile:
     num_warps: int = 4
     num_stages: int = 2
     max_registers: int | None = None
+    in_parts: bool = False
 
     def launch(self) -> dict[str, Any]:
         """The launch options of Triton that this stands for."""
         options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
         return options if self.max_registers is None else {**options, "maxnreg": self.max_registers}
+
+    def widths(self, head_dim: int) -> tuple[int, int]:
+        """Columns of the two parts of a 16-bit head dim; the second may be 0."""
+        return parts(head_dim, 2) if self.in_parts else (padded(head_dim), 0)
 
 
 # The assembler that Triton 3.6 ships for sm90 (ptxas 12.8) miscompiles wgmma at head dims up to 32 with 4
@@ -187,6 +193,8 @@ _HOPPER: dict[tuple[str, int], tuple[Tile, Tile]] = {
     ("dq", 128): (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
     ("dq", 256): (Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
 }
+# Sums of `parts` at which dK and dV are computed in a launch each, with tiles for "dk" and "dv" above.
+_APART: tuple[int, ...] = ()
 HOPPER_HEAD_DIMS = tuple(_HOPPER_FORWARD)  # padded
 # Padded head dims whose tiles were timed, by what runs.
 _SWEPT_HEAD_DIMS = {"forward": (64, 128, 256), "packed": (64, 128), "backward": (64, 128)}
@@ -205,7 +213,7 @@ def padded(dim: int, smallest: int = 16) -> int:
 
 
 def parts(head_dim: int, element_bytes: int) -> tuple[int, int]:
-    """How kernels/hopper/pipelined.py holds a head dim: padded, or (16 bit) one and a half of a power of two.
+    """How kernels/hopper may hold a head dim: padded, or (16 bit) one and a half of a power of two.
 
     The second part is 0 where there is none.
     """
@@ -314,7 +322,13 @@ def hopper_tile(
         return _HOPPER_FP8[padded(head_dim)]
     if kernel == "forward":
         return _HOPPER_PACKED[padded(head_dim)] if packed else _hopper_forward_tile(head_dim, num_keys)
-    return _HOPPER[kernel, padded(head_dim)][banded]
+    exact, whole = (kernel, sum(parts(head_dim, 2))), (kernel, padded(head_dim))
+    return _HOPPER[exact if exact in _HOPPER else whole][banded]
+
+
+def computed_apart(device_type: str, head_dim: int) -> bool:
+    """Whether kernels/hopper computes dK and dV in a launch each."""
+    return architecture(device_type) != "interpreter" and sum(parts(head_dim, 2)) in _APART
 
 
 def _hopper_forward_tile(head_dim: int, num_keys: int) -> Tile:
@@ -368,7 +382,7 @@ def forward_tables() -> tuple[dict[tuple[str, int], dict[int, Tile]], ...]:
 
 def hopper_tables() -> dict[str, list[tuple[int, Tile]]]:
     """Entries (head dim, tile) of kernels/hopper by kernel, for tests that run every one."""
-    banded: dict[str, list[tuple[int, Tile]]] = {"dq": [], "dkdv": []}
+    banded: dict[str, list[tuple[int, Tile]]] = {"dq": [], "dkdv": [], "dk": [], "dv": []}
     for (kernel, dim), tiles in _HOPPER.items():
         banded[kernel] += [(dim, tile) for tile in dict.fromkeys(tiles)]
     return {

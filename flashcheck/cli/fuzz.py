@@ -64,7 +64,7 @@ def fuzz(
             "--workers",
             "-n",
             min=1,
-            help="Processes; default: a GPU or a core each.",
+            help="Processes; default: one a core, on a GPU up to 12 that share it.",
             rich_help_panel=DEVICES,
         ),
     ] = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import secrets
 from dataclasses import dataclass
@@ -18,12 +17,11 @@ from flashcheck.devices import interpret_without_gpu
 from flashcheck.errors import ArgumentError
 from flashcheck.fuzz.campaign import Budget, Campaign, State
 from flashcheck.fuzz.regions import regions
+from flashcheck.fuzz.share import default_workers
 from flashcheck.fuzz.statistics import failed_statistics
 from flashcheck.fuzz.store import Store
 
 FOLDER = Path(".flashcheck") / "fuzz"
-MOST_WORKERS = 8
-"""Of the default: a process holds torch, some 300 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +62,11 @@ def run_fuzz(request: FuzzRequest, stdout: Console, stderr: Console) -> int:
     head = f"{request.kernel}: seed {seed}, {workers}, campaign {store.folder}"
     stderr.print(Text(head), soft_wrap=True)  # Text: rich would read :name: in a kernel's name as an emoji
     with FuzzView(stderr, request.quiet) as view:
-        state = campaign.run(view)
+        try:
+            state = campaign.run(view)
+        except ArgumentError:
+            store.forget_empty()
+            raise
     print_summary(stdout, state, str(store.folder))
     if request.against:
         print_regions(stdout, regions(store.case_lines()), request.kernel, request.against)
@@ -73,7 +75,7 @@ def run_fuzz(request: FuzzRequest, stdout: Console, stderr: Console) -> int:
 
 def _campaign(request: FuzzRequest, device: str, store: Store, seed: int, budget: Budget) -> Campaign:
     where = (request.kernel, device, store, seed, budget)
-    workers = request.workers or _default_workers(device)
+    workers = request.workers or default_workers(device)
     if request.ray is None:
         return Campaign(
             *where,
@@ -109,14 +111,6 @@ def _device(request: FuzzRequest) -> str:
             raise ArgumentError("--device", request.device, "a device that is present: cpu")
         return request.device
     return "cuda" if present else "cpu"
-
-
-def _default_workers(device: str) -> int:
-    if device == "cuda":
-        import torch
-
-        return max(1, torch.cuda.device_count())
-    return 1 if device.startswith("cuda:") else min(MOST_WORKERS, os.cpu_count() or 1)
 
 
 def file_name(kernel: str) -> str:

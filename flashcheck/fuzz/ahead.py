@@ -1,4 +1,4 @@
-"""Compiles ahead: processes that call the kernel once for each signature of a shard that is to come.
+"""Compiles ahead: processes that call the kernel once for each signature of a focus that is to come.
 
 What they compile reaches the workers through the compiler's own cache on disk (Triton's, inductor's).
 """
@@ -10,15 +10,15 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from flashcheck.fuzz.case import FuzzCase
-from flashcheck.fuzz.hunter import Shard
+from flashcheck.fuzz.hunter import Passes
 from flashcheck.fuzz.runner import KernelLoadError, Runner
-from flashcheck.fuzz.signature import samples
+from flashcheck.fuzz.signature import Focus, derived, samples
 from flashcheck.fuzz.worker import WorkerTask
 
 _PATIENCE = 1.0
@@ -52,59 +52,90 @@ def dismiss(helpers: Sequence[tuple[Any, Connection]]) -> None:
             process.join()
 
 
-def compile_shards(task: WorkerTask, pipe: Connection) -> None:
-    """For each shard received: ("compiled", (number, signatures, seconds))."""
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What a helper says of a focus: signature -> seconds, over all that it called the kernel for."""
+
+    focus: Focus
+    seconds: dict[str, float]
+
+
+def compile_foci(task: WorkerTask, passes: Passes, pipe: Connection) -> None:
+    """For each (focus, seed) received: a ``Compiled``."""
     log = task.store.folder / "logs" / f"{task.store.run}-{task.worker}.log"
-    done: set[FuzzCase] = set()
     with helping(task.kernel, task.device, task.limit, log) as runner:
         subject = runner.subject
-        while (shard := pipe.recv()) is not None:
-            seconds, count = 0.0, 0
-            for spec in samples(shard.focus, subject.capabilities, subject.has_backward, shard.number):
-                case = FuzzCase(spec, ("backward",) if subject.has_backward else ())
-                if replace(case, spec=replace(spec, seed=0)) not in done:
-                    done.add(replace(case, spec=replace(spec, seed=0)))
-                    seconds += runner.compile(case)
-                    count += 1
-                if pipe.poll():
-                    break  # the next shard is more urgent than the rest of this one
-            pipe.send(("compiled", (shard.number, count, seconds)))
+        backward = subject.has_backward and passes != "forward"
+        while True:
+            focus, seed = pipe.recv()
+            seconds = {}
+            for spec in samples(focus, subject.capabilities, backward, seed):
+                case = FuzzCase(spec, ("backward",) if backward else ())
+                name = runner.signature(spec) if subject.has_signature else derived(spec, backward)
+                if name not in seconds:
+                    seconds[name] = runner.compile(case)
+            pipe.send(Compiled(focus, seconds))
 
 
 class Ahead:
-    """The processes, and who compiles what; nothing at all where ``count`` is 0."""
+    """The processes, and who compiles what; nothing at all where ``count`` is 0.
 
-    def __init__(self, context: Any, task: WorkerTask, count: int) -> None:
+    Attributes:
+        seconds: of compiling, in all of them; signatures: that were compiled.
+    """
+
+    def __init__(self, context: Any, task: WorkerTask, count: int, passes: Passes = "both") -> None:
         self.seconds = 0.0
         self.signatures = 0
-        self._next = 0
-        self._workers: list[tuple[Any, Connection]] = []
+        self._waiting: list[tuple[Focus, int]] = []
+        self._workers: dict[Connection, tuple[Any, bool]] = {}
         for number in range(count):
             ours, theirs = context.Pipe()
             own = replace(task, worker=f"ahead-{number}")
-            process = context.Process(target=compile_shards, args=(own, theirs))
+            process = context.Process(target=compile_foci, args=(own, passes, theirs))
             process.start()
             theirs.close()
-            self._workers.append((process, ours))
+            self._workers[ours] = process, False
 
     def __bool__(self) -> bool:
+        """Some helper is alive."""
         return bool(self._workers)
 
-    def give(self, shard: Shard) -> None:
-        """Hands the shard to the next process in turn."""
-        with contextlib.suppress(OSError):
-            self._workers[self._next % len(self._workers)][1].send(shard)
-        self._next += 1
+    @property
+    def idle(self) -> int:
+        """Helpers for whom there is nothing to do."""
+        busy = sum(busy for _, busy in self._workers.values()) + len(self._waiting)
+        return max(0, len(self._workers) - busy)
 
-    def collect(self) -> None:
-        """Adds up what was reported since the last time."""
-        for _, pipe in self._workers:
-            with contextlib.suppress(EOFError, OSError):
+    def give(self, focus: Focus, seed: int) -> None:
+        """Has it compiled, after what was given before."""
+        self._waiting.append((focus, seed))
+        self._hand_out()
+
+    def collect(self) -> list[Compiled]:
+        """What was compiled since the last time."""
+        done: list[Compiled] = []
+        for pipe, (process, _) in list(self._workers.items()):
+            try:
                 while pipe.poll():
-                    _, (_, count, seconds) = pipe.recv()
-                    self.signatures += count
-                    self.seconds += seconds
+                    done.append(pipe.recv())
+                    self._workers[pipe] = process, False
+            except (EOFError, OSError):  # the kernel ended it, and what it was at is lost: workers meet it
+                dismiss([(process, pipe)])
+                del self._workers[pipe]
+        for one in done:
+            self.signatures += len(one.seconds)
+            self.seconds += sum(one.seconds.values())
+        self._hand_out()
+        return done
+
+    def _hand_out(self) -> None:
+        for pipe, (process, busy) in self._workers.items():
+            if self._waiting and not busy:
+                with contextlib.suppress(OSError):  # seen to when it is collected
+                    pipe.send(self._waiting.pop(0))
+                self._workers[pipe] = process, True
 
     def close(self) -> None:
         self.collect()
-        dismiss(self._workers)
+        dismiss([(process, pipe) for pipe, (process, _) in self._workers.items()])

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import math
 import multiprocessing
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,14 +14,19 @@ from typing import Any
 
 from flashcheck.errors import ArgumentError
 from flashcheck.fuzz.ahead import Ahead
-from flashcheck.fuzz.hunter import SHRINK_SECONDS, Shard
+from flashcheck.fuzz.hunter import SHRINK_SECONDS, Passes, Shard
 from flashcheck.fuzz.runner import DEFAULT_LIMIT, Subject
 from flashcheck.fuzz.schedule import Scheduler
+from flashcheck.fuzz.share import default_helpers, gpus, one_thread_each
+from flashcheck.fuzz.signature import Focus
 from flashcheck.fuzz.store import Finding, Store
 from flashcheck.fuzz.totals import Totals, totals_of
 from flashcheck.fuzz.worker import WorkerTask, start
 
 SHARD_CASES = 200
+FIRST_CASES = 24
+"""Of the shards that are handed out while nobody knows whether compiling is dear."""
+
 SHARD_SECONDS = 60.0
 """A shard ends after either: bugs that another worker has found meanwhile are known from the next one on."""
 
@@ -72,7 +76,6 @@ class _Worker:
     process: Any
     pipe: Connection
     subject: Subject | None = None
-    planned: Shard | None = None
     stopping: bool = False
 
 
@@ -81,12 +84,13 @@ class Campaign:
 
     Args:
         kernel: its name as typed; workers load it by that name.
-        device: where it runs; ``cuda`` gives each worker a GPU of its own, in turn.
+        device: where it runs; ``cuda`` deals the workers out to the GPUs there are, in turn.
         store: the campaign's directory, opened.
         dtypes: narrows the declared ones.
         limit: seconds for one case.
         against: name of a second kernel to compare with, or "".
         ahead: processes that compile for shards to come; None: some on a GPU, none elsewhere.
+        passes, largest: as of a Shard; arms: the foci of all shards, where not the scheduler chooses them.
     """
 
     def __init__(
@@ -102,23 +106,27 @@ class Campaign:
         limit: float = DEFAULT_LIMIT,
         against: str = "",
         ahead: int | None = None,
+        passes: Passes = "both",
+        largest: int = 129,
+        arms: tuple[Focus, ...] = (),
     ) -> None:
         self.kernel, self.device, self.store, self.budget = kernel, device, store, budget
         self.dtypes, self.limit, self.against = dtypes, limit, against
         self.state = State(kernel, seed, workers, totals_of(store.case_lines()), store.findings())
-        most = min(4, max(1, (os.cpu_count() or 1) // 4)) if device.startswith("cuda") else 0
-        self.ahead = most if ahead is None else ahead
+        self.passes, self.largest, self.arms = passes, largest, arms
+        self.ahead = default_helpers(device) if ahead is None else ahead
         self._ahead: Ahead | None = None
         self._workers: list[_Worker] = []
         self._scheduler: Scheduler | None = None
+        self._again = store.unfinished()
+        self._proposed: set[Focus] = set()
+        self._shown: set[Focus] = set()
         self._started = time.time()
-        methods = multiprocessing.get_all_start_methods()
-        self._context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-        if "forkserver" in methods:
-            self._context.set_forkserver_preload(["flashcheck.fuzz.worker"])
+        self._context = process_context()
 
     def run(self, on_progress: Callable[[State], None] = lambda _: None) -> State:
         """Hunts until the budget ends or the user interrupts; raises ArgumentError where no kernel loads."""
+        one_thread_each()
         try:
             for number in range(self.state.workers):
                 self._workers.append(self._start(number))
@@ -135,7 +143,7 @@ class Campaign:
     def _start(self, number: int) -> _Worker:
         device = self.device
         if device == "cuda" and self.state.workers > 1:
-            device = f"cuda:{number % max(1, _gpus())}"
+            device = f"cuda:{number % max(1, gpus())}"
         name = f"{number}-{self.state.restarts}"
         task = WorkerTask(self.kernel, device, self.store, name, self.limit, self._started, self.against)
         return _Worker(*start(self._context, task))
@@ -154,10 +162,25 @@ class Campaign:
         for pipe in wait(pipes, timeout=_REFRESH):
             worker = next(w for w in self._workers if w.pipe is pipe)
             self._receive(worker)
-        if self._ahead is not None:
-            self._ahead.collect()
-            self.state.ahead = self._ahead.signatures, self._ahead.seconds
+        self._compile_ahead()
         on_progress(self.state)
+
+    def _compile_ahead(self) -> None:
+        """Opens the arms that helpers have compiled, and gives them those that are due."""
+        if self._ahead is None or self._scheduler is None:
+            return
+        for one in self._ahead.collect():
+            for signature, seconds in one.seconds.items():
+                self._scheduler.first_call(signature, seconds)
+            if one.focus in self._proposed:
+                self._proposed.discard(one.focus)
+                self._shown.add(one.focus)
+                self._scheduler.open(one.focus)
+        self.state.ahead = self._ahead.signatures, self._ahead.seconds
+        while self._ahead.idle and not self.state.stopped and self._scheduler.due(helpers=True):
+            focus = self._scheduler.propose()
+            self._proposed.add(focus)
+            self._ahead.give(focus, self.state.seed)
 
     def _receive(self, worker: _Worker) -> None:
         try:
@@ -195,16 +218,18 @@ class Campaign:
         for dtype in self.dtypes:
             if dtype not in subject.capabilities.dtypes:
                 raise ArgumentError("--dtype", dtype, f"one of {', '.join(subject.capabilities.dtypes)}")
-        compiled = self.device.startswith("cuda") or subject.has_signature
+        compiled = True if subject.has_signature else None if self.device.startswith("cuda") else False
         self._scheduler = Scheduler(
             self.dtypes or subject.capabilities.dtypes,
             subject.capabilities,
             compiled=compiled,
             seed=self.state.seed,
+            workers=self.state.workers,
+            arms=self.arms,
         )
-        if compiled and self.ahead:
+        if compiled is not False and self.ahead:
             task = WorkerTask(self.kernel, self.device, self.store, "ahead", self.limit, self._started)
-            self._ahead = Ahead(self._context, task, self.ahead)
+            self._ahead = Ahead(self._context, task, self.ahead, self.passes)
         from flashcheck.inputs.coverage import required
 
         owed = set(required(subject.capabilities))
@@ -218,29 +243,33 @@ class Campaign:
         # Small budgets are for every dtype too.
         turns = self.state.workers * len(self._scheduler.dtypes)
         share = SHARD_CASES if self.budget.cases is None else math.ceil(self.budget.cases / turns)
-        cases = min(SHARD_CASES, share, left)
-        worker.pipe.send(self._timed(worker.planned or self._shard(cases)))
-        worker.planned = None
-        if self._ahead is not None:  # while this one runs, the next one is compiled
-            worker.planned = self._shard(cases)
-            self._ahead.give(worker.planned)
+        most = SHARD_CASES if self._scheduler.settled else FIRST_CASES
+        worker.pipe.send(self._timed(self._shard(min(most, share, left))))
 
     def _shard(self, cases: int) -> Shard:
         """A new one, claimed; of what promises most."""
         assert self._scheduler is not None
         number = self.store.claim_shard()
+        focus = self._scheduler.choose(number, helpers=bool(self._ahead))
+        if self._ahead and focus.like is not None and focus not in self._shown:
+            # Helpers take part in compiling an arm that was opened without them.
+            self._ahead.give(focus, self.state.seed)
+        self._shown.add(focus)
         shard = Shard(
             number=number,
             seed=_seed(self.state.seed, number),
-            focus=self._scheduler.choose(number),
+            focus=focus,
             cases=cases,
+            passes=self.passes,
+            largest=self.largest,
             known=self.store.known(),
-            examples=str(self.store.examples),
+            again=tuple(self._again),
         )
+        self._again = []
         return self._timed(shard)
 
     def _timed(self, shard: Shard) -> Shard:
-        """With the time that is left now: it may have been planned some time ago."""
+        """With the time that is left now."""
         left = max(0.0, self.budget.seconds - self.state.seconds)
         finish = left + OVERTIME * self.budget.seconds
         return replace(shard, seconds=min(SHARD_SECONDS, left), finish=finish)
@@ -267,14 +296,14 @@ class Campaign:
         self.state.findings = self.store.findings()
 
 
+def process_context() -> Any:
+    """What starts workers and helpers: one process imports torch for all of them, where that is possible."""
+    methods = multiprocessing.get_all_start_methods()
+    context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+    if "forkserver" in methods:
+        context.set_forkserver_preload(["flashcheck.fuzz.worker"])
+    return context
+
+
 def _seed(seed: int, shard: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{shard}".encode()).digest()[:8], "big")
-
-
-def _gpus() -> int:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([x for x in visible.split(",") if x.strip()])
-    import torch
-
-    return torch.cuda.device_count()

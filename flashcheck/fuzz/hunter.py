@@ -11,11 +11,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from typing import Literal
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings, target
 from hypothesis import strategies as st
-from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 
 from flashcheck.fuzz.case import FuzzCase
 from flashcheck.fuzz.groups import STRONGEST, Failure, Group, group_of
@@ -23,6 +22,7 @@ from flashcheck.fuzz.judge import CaseReport, backward_checks, extra_checks, for
 from flashcheck.fuzz.runner import InProcessRunner, Runner
 from flashcheck.fuzz.signature import Focus
 from flashcheck.fuzz.statistics import ONE_IN, sampled
+from flashcheck.inputs.combinations import is_legal
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.strategies import specs
 from flashcheck.kernel import Capabilities
@@ -31,6 +31,8 @@ SHRINK_SECONDS = 30.0
 """For each new group, after it was found; past the end of the shard's time too, but not of ``finish``."""
 
 LARGEST_TARGET = 1e6
+
+Passes = Literal["both", "forward", "backward"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +43,23 @@ class Shard:
         number: names it; seed: of Hypothesis' draws.
         focus: the part of the declaration that its problems are drawn from.
         cases: how many it draws at most, those for the statistics among them; shrinking comes on top.
+        passes: "both" (the backward now and then), "forward" or "backward", on every case.
+        largest: length of a sequence.
         seconds: it ends earlier when they are over; finish: nothing is shrunk or reduced past these.
         known: groups that are found already: their failures are counted and go by.
-        examples: folder of Hypothesis' database, or None.
+        again: cases that are judged before any is drawn.
     """
 
     number: int
     seed: int
     focus: Focus
     cases: int
+    passes: Passes = "both"
+    largest: int = 129
     seconds: float = math.inf
     finish: float = math.inf
     known: tuple[Group, ...] = ()
-    examples: str | None = None
+    again: tuple[FuzzCase, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,24 +187,23 @@ def hunt(
     runner: Runner | InProcessRunner,
     emit: Callable[[CaseEvent], None],
     stopped: Callable[[], bool] = lambda: False,
-    database: ExampleDatabase | None = None,
 ) -> list[Found]:
     """Runs a shard; the new groups that it found, each with its smallest case."""
     subject = runner.subject
     now = time.monotonic()
     state = _Hunt(shard, runner, emit, stopped, now + shard.seconds, now + shard.finish)
-    if shard.examples is not None:
-        database = DirectoryBasedExampleDatabase(Path(shard.examples))
 
     first = shard.cases // ONE_IN
 
-    @settings(  # outside of seed, which takes the database away from settings that it finds
+    @settings(
         max_examples=shard.cases - first,
-        database=database,
-        derandomize=False,  # where CI is set Hypothesis would ignore the seed and the database
+        # Campaigns keep examples of their own, as data (`Store.unfinished`). With a database Hypothesis keeps
+        # a front of its best cases too: that takes as long as drawing them, and cases to shrink it.
+        database=None,
+        derandomize=False,  # where CI is set Hypothesis would ignore the seed
         deadline=None,
         verbosity=Verbosity.quiet,
-        phases=(Phase.reuse, Phase.generate, Phase.target, Phase.shrink),
+        phases=(Phase.generate, Phase.target, Phase.shrink),
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=True,
         print_blob=False,
@@ -209,6 +214,8 @@ def hunt(
         state.run(case)
 
     try:
+        for case in shard.again:
+            state.sample(case)
         for case in sample(subject.capabilities, shard, subject.has_backward, first):
             state.sample(case)
         attention_case()
@@ -223,18 +230,25 @@ def hunt(
 
 def sample(capabilities: Capabilities, shard: Shard, backward: bool, count: int) -> Iterator[FuzzCase]:
     """The shard's cases for the statistics; of the gradients too, where there is a backward."""
+    backward = backward and shard.passes != "forward"
     checks = forward_checks() + (backward_checks() if backward else ())
     return sampled(shard.focus, capabilities, checks, shard.seed, count)
 
 
 def cases(capabilities: Capabilities, shard: Shard, backward: bool) -> st.SearchStrategy[FuzzCase]:
     """Cases of one dtype: a spec that the declaration covers, and the checks to make on it."""
-    forward = forward_checks()
-    drawn = specs(shard.focus.narrowed(capabilities), shard.focus.dtype)
-    if not capabilities.empty_rows:
-        drawn = drawn.filter(lambda spec: not spec.leaves_rows())
-    extra = st.sampled_from(extra_checks(backward))
+    forward, focus = forward_checks(), shard.focus
+    drawn = specs(focus.narrowed(capabilities), focus.dtype, shard.largest)
+    if focus.like is not None:
+        drawn = drawn.map(focus.kept).filter(lambda spec: is_legal(spec, capabilities))
+    extra = st.sampled_from(_extra(shard.passes, backward))
     return st.builds(lambda spec, more: FuzzCase(spec, (*forward, *more)), drawn, extra)
+
+
+def _extra(passes: Passes, backward: bool) -> tuple[tuple[str, ...], ...]:
+    if passes == "both":
+        return extra_checks(backward)
+    return (backward_checks() if backward and passes == "backward" else (),)
 
 
 def features_of(spec: ProblemSpec) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,10 +26,11 @@ from flashcheck.fuzz.against import compared
 from flashcheck.fuzz.case import FuzzCase
 from flashcheck.fuzz.groups import Failure, Group, group_of
 from flashcheck.fuzz.looks import NOT_A_NUMBER, is_strong, looks_of
+from flashcheck.fuzz.signature import SLOW
 from flashcheck.fuzz.statistics import GROUP_CHECKS, SUMS, statistics_of
 from flashcheck.inputs.coverage import covered
 from flashcheck.inputs.values import FAMILIES
-from flashcheck.kernel import Kernel
+from flashcheck.kernel import Kernel, default_arithmetic
 from flashcheck.problem import Problem
 from flashcheck.reruns import ALTERNATE, EVERY, ONCE
 
@@ -72,7 +74,8 @@ class CaseReport:
         masked: ids of the known groups that it failed in.
         margins: tensor -> worst margin; rms: tensor -> measured / predicted, on ordinary values.
         covered: labels of the declaration that it covers.
-        seconds: build, first (first kernel call), kernel (all further calls), judge.
+        seconds: build, first (first kernel call), kernel (further calls), judge; on a GPU also compile (calls
+            that were too slow for anything else).
         judge_fault: the judge's own failure, or "".
         against: tensor -> what ``against.compared`` says of the other kernel.
         statistics: tensor -> sums for the checks that judge many problems together, where ``SUMS`` is among
@@ -95,8 +98,10 @@ class _Spent:
     """Time inside the kernel, first call apart."""
 
     clock: Callable[[], float]
+    slow: float
     first: float = 0.0
     further: float = 0.0
+    compiling: float = 0.0
     calls: int = 0
 
     def around(self, function: Any) -> Any:
@@ -107,7 +112,9 @@ class _Spent:
             finally:
                 spent = self.clock() - started
                 self.calls += 1
-                if self.calls == 1:
+                if spent > self.slow:
+                    self.compiling += spent
+                elif self.calls == 1:
                     self.first = spent
                 else:
                     self.further += spent
@@ -135,7 +142,7 @@ def judge_case(
     started = clock()
     problem = case.build()
     built = clock() - started
-    spent = _Spent(clock)
+    spent = _Spent(clock, SLOW if device.startswith("cuda") else math.inf)
     backward = None if kernel.backward is None else spent.around(kernel.backward)
     timed = replace(kernel, forward=spent.around(kernel.forward), backward=backward)
     judged = Judged(timed, problem, device)
@@ -149,6 +156,7 @@ def judge_case(
         report = CaseReport(judge_fault=f"{type(error).__name__} on {problem.describe()}: {error}")
     whole = clock() - started
     seconds = {"build": built, "first": spent.first, "kernel": spent.further}
+    seconds |= {"compile": spent.compiling} if spent.compiling else {}
     seconds["judge"] = max(0.0, whole - sum(seconds.values()))
     return replace(report, seconds={name: round(s, 6) for name, s in seconds.items()})
 
@@ -217,7 +225,7 @@ def _failure(judged: Judged, record: Record, case: FuzzCase, groups: Sequence[Gr
         check=record.check,
         tensor=where.tensor if where is not None else "",
         message=record.message,
-        evidence=record.evidence,
+        evidence=(*record.evidence, *_undeclared(judged, record)),
         where=where.describe() if where is not None else "",
         guesses=tuple(faults.values())[:MOST_GUESSES],
         faults=tuple(faults),
@@ -225,6 +233,15 @@ def _failure(judged: Judged, record: Record, case: FuzzCase, groups: Sequence[Gr
         margin=record.margin,
         digest=digest_of(judged) if judged.answers() else "",
     )
+
+
+def _undeclared(judged: Judged, record: Record) -> tuple[str, ...]:
+    """What a bound rests on where the kernel declares nothing of its arithmetic: the fault may lie there."""
+    if judged.kernel.arithmetic is not default_arithmetic or not record.check.endswith(".bound"):
+        return ()
+    name = judged.problem.format.name
+    usual = f"rounds P to {name} and divides by the row sum at the end"
+    return (f"its arithmetic is not declared: taken for one that {usual}",)
 
 
 VALUE_CHECKS = (

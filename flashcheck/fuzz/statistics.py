@@ -52,8 +52,9 @@ def sampled(
     while drawn < count and tries < 50 * count:
         tries += 1
         spec = draw_spec(rng, narrow, focus.dtype, rng.randrange(2**31), Wishes(family=rng.choice(ORDINARY)))
+        spec = focus.kept(spec)
         fits = spec.gradient == "normal" and max(spec.num_queries, spec.num_keys) <= LARGEST
-        if fits and is_legal(spec, narrow):
+        if fits and is_legal(spec, capabilities):
             drawn += 1
             yield FuzzCase(spec, (*checks, SUMS))
 

@@ -34,9 +34,11 @@ class LineWriter:
         first = seconds.pop("first", 0.0)
         fresh = bool(signature) and signature not in self._signatures
         self._signatures.add(signature)
-        seconds["compile" if fresh else "kernel"] = seconds.get("compile" if fresh else "kernel", 0.0) + first
+        part = "compile" if fresh else "kernel"
+        seconds[part] = seconds.get(part, 0.0) + first
         line: dict[str, Any] = {"shard": event.shard, "n": event.index, "dtype": dtype, "seconds": seconds}
         line |= {"margins": {t: report.margins[t] for t in records}} if records else {}
+        line |= {"signature": signature} if fresh else {}
         line |= {"covered": new} if new else {}
         line |= {"masked": list(report.masked)} if report.masked else {}
         line |= {"group": event.group.id} if event.group else {}

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from kernels.bench.calls import call
-from kernels.bench.candidates import candidates
+from kernels.bench.candidates import candidates, shape_of
 from kernels.bench.grid import brief, difference
 from kernels.bench.methods import FLASH2, attention
 from kernels.bench.problems import TOKENS, WIDTH, Size, size
@@ -102,7 +102,7 @@ def main() -> int:
             "kernel": kernel,
             "head_dim": dim,
             "causal": causal,
-            "tiles": [[t.block_m, t.block_n, t.num_warps, t.num_stages] for t in candidates(kernel, dim)],
+            "tiles": [shape_of(tile) for tile in candidates(kernel, dim)],
             "lengths": [1024],
             "tokens": TOKENS,
             "width": WIDTH,

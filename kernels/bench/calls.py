@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernels.hopper.backward_dkdv import launch_hopper_dkdv
+from kernels.bench.candidates import APART
+from kernels.hopper.backward_dkdv import launch_hopper_dk, launch_hopper_dkdv, launch_hopper_dv
 from kernels.hopper.backward_dq import launch_hopper_dq
 from kernels.hopper.forward import launch_hopper_forward, launch_hopper_products
 from kernels.hopper.pipelined import launch_hopper_pipelined
@@ -42,6 +43,9 @@ def call(
         return lambda: launch_hopper_dkdv(dout, q, k, v, lse, delta, options, tile, section)
     if kernel == "dq":
         return lambda: (launch_hopper_dq(dout, q, k, v, lse, delta, options, tile, section),)
+    if kernel in APART:
+        launch = launch_hopper_dk if kernel == "dk" else launch_hopper_dv
+        return lambda: (launch(dout, q, k, v, lse, delta, options, tile, section),)
     if kernel == "packed":
         return _packed(q, k, v, options, tile, section)
     q, k, v = (x.to(FP8_DTYPE) for x in (q, k, v))

@@ -7,15 +7,20 @@ decided by `kernels.bench.sweep`, which judges every result.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kernels.tuning import Tile, padded
 
 KERNELS = ("forward", "dkdv", "dq")
+# dK and dV in a launch each, for head dims at which both sums do not fit into registers.
+APART = ("dk", "dv")
 # The forward besides: with e4m3 inputs, v with keys contiguous (making it so is not timed); and packed bf16
 # inputs. As many keys a tile as other options of the same calls have, so that any of them may be entered.
 COMPILED_ONLY = ("pipelined", "pipelined-persistent", "pipelined-fp8", "pipelined-fp8-persistent")
 """Kernels that do not run in the interpreter."""
-OTHERS = ("fp8", "packed", *COMPILED_ONLY)
+OTHERS = ("fp8", "packed", *APART, *COMPILED_ONLY)
 
+_IN_PARTS = (0, 1)
 _FP8 = (
     (64, 128, 4, 2),
     (64, 128, 4, 3),
@@ -40,7 +45,7 @@ _PACKED = (
     (128, 64, 8, 3),
 )
 _SHAPES: dict[tuple[str, int], tuple[tuple[int, ...], ...]] = {
-    # (block_m, block_n, warps, stages[, registers])
+    # (block_m, block_n, warps, stages[, registers or 0[, in parts]])
     ("forward", 64): (
         (64, 64, 4, 2),
         (64, 64, 4, 3),
@@ -123,14 +128,71 @@ _SHAPES: dict[tuple[str, int], tuple[tuple[int, ...], ...]] = {
     **{(kernel, dim): _PIPELINED_FP8 for kernel in COMPILED_ONLY[2:] for dim in (64, 128)},
     ("packed", 64): _PACKED,
     ("packed", 128): _PACKED,
-    ("dq", 256): ((64, 32, 8, 2), (64, 64, 8, 2), (64, 64, 8, 1), (128, 32, 8, 1)),
+    ("dq", 256): ((64, 32, 8, 2), (64, 64, 8, 2), (64, 64, 8, 1), (128, 32, 8, 1), (128, 32, 8, 2)),
+    ("dk", 256): ((32, 64, 4, 2), (32, 128, 8, 2), (64, 64, 8, 2)),
+    ("dv", 256): ((32, 128, 8, 2), (64, 128, 8, 1), (64, 64, 8, 2)),
+    # In parts, but for the first, with which they are compared. dq without a spill; of dkdv the one that does
+    # not spill and those that spill least; dk and dv do not spill, or (64, 128) of dk only under a band.
+    ("dq", 96): (
+        (128, 64, 8, 3),
+        (128, 64, 8, 3, *_IN_PARTS),
+        (128, 64, 8, 2, *_IN_PARTS),
+        (128, 128, 8, 2, *_IN_PARTS),
+        (64, 64, 4, 3, *_IN_PARTS),
+    ),
+    ("dkdv", 96): (
+        (64, 64, 4, 2),
+        (64, 64, 4, 2, *_IN_PARTS),
+        (64, 64, 4, 3, *_IN_PARTS),
+        (32, 64, 4, 3, *_IN_PARTS),
+        (64, 128, 8, 2, *_IN_PARTS),
+        (64, 128, 8, 3, *_IN_PARTS),
+    ),
+    ("dq", 192): (
+        (64, 64, 8, 2),
+        (128, 64, 8, 2, *_IN_PARTS),
+        (128, 32, 8, 2, *_IN_PARTS),
+        (128, 32, 8, 3, *_IN_PARTS),
+        (64, 64, 4, 2, *_IN_PARTS),
+        (64, 64, 8, 2, *_IN_PARTS),
+    ),
+    ("dkdv", 192): (
+        (32, 64, 8, 2),
+        (32, 64, 8, 2, *_IN_PARTS),
+        (64, 64, 8, 2, *_IN_PARTS),
+        (32, 64, 4, 2, *_IN_PARTS),
+    ),
+    ("dk", 192): (
+        (64, 128, 8, 2, *_IN_PARTS),
+        (32, 128, 8, 2, *_IN_PARTS),
+        (32, 128, 8, 3, *_IN_PARTS),
+        (32, 64, 4, 2, *_IN_PARTS),
+    ),
+    ("dv", 192): (
+        (64, 128, 8, 2, *_IN_PARTS),
+        (64, 64, 4, 2, *_IN_PARTS),
+    ),
 }
 
 
 def candidates(kernel: str, head_dim: int) -> list[Tile]:
     """What to time, for that head dim or else for the power of two that holds it; there may be nothing."""
     shapes = _SHAPES.get((kernel, head_dim)) or _SHAPES.get((kernel, padded(head_dim)), ())
-    return [Tile(*shape) for shape in shapes]
+    return [tile_of(shape) for shape in shapes]
+
+
+def tile_of(shape: Sequence[int]) -> Tile:
+    """The tile that (block_m, block_n, warps, stages[, registers or 0[, in parts]]) says."""
+    block_m, block_n, warps, stages, registers, in_parts = [*shape, 0, 0][:6]
+    return Tile(block_m, block_n, warps, stages, registers or None, bool(in_parts))
+
+
+def shape_of(tile: Tile) -> list[int]:
+    """The other way round."""
+    shape = [tile.block_m, tile.block_n, tile.num_warps, tile.num_stages]
+    if tile.max_registers is None and not tile.in_parts:
+        return shape
+    return [*shape, tile.max_registers or 0, int(tile.in_parts)]
 
 
 def all_candidates() -> dict[tuple[str, int], list[Tile]]:

@@ -59,7 +59,13 @@ def problem(
     return (dout, q, k, v, lse, delta), exact
 
 
-RESULTS = {**dict.fromkeys(("forward", *OTHERS), ("out", "lse")), "dkdv": ("dk", "dv"), "dq": ("dq",)}
+RESULTS = {
+    **dict.fromkeys(("forward", *OTHERS), ("out", "lse")),
+    "dkdv": ("dk", "dv"),
+    "dq": ("dq",),
+    "dk": ("dk",),
+    "dv": ("dv",),
+}
 
 
 def worst_error(kernel: str, got: tuple[Tensor, ...], exact: dict[str, Tensor]) -> float:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import triton
 
-from kernels.bench.candidates import COMPILED_ONLY, KERNELS, OTHERS, candidates
+from kernels.bench.candidates import COMPILED_ONLY, KERNELS, OTHERS, candidates, shape_of
 from kernels.bench.problems import TOKENS, WIDTH, size
 from kernels.tuning import Tile, hopper_tables, padded
 
@@ -121,7 +121,7 @@ def speed(group: dict[str, Any], line: dict[str, Any]) -> float:
     logs = []
     for length, milliseconds in line["milliseconds"].items():
         problem = size(group["head_dim"], int(length), group["causal"], group["tokens"], group["width"])
-        share = {"dkdv": 4 / 5, "dq": 3 / 5}.get(group["kernel"])
+        share = {"dkdv": 4 / 5, "dq": 3 / 5, "dk": 3 / 5, "dv": 2 / 5}.get(group["kernel"])
         operations = problem.operations(backward=share is not None) * (share or 1.0)
         logs.append(math.log(operations / milliseconds / 1e9))
     return math.exp(sum(logs) / len(logs)) if logs else 0.0
@@ -197,7 +197,7 @@ def main() -> int:
             "kernel": kernel,
             "head_dim": dim,
             "causal": causal,
-            "tiles": [_shape(tile) for tile in _tiles(kernel, dim, arguments.current)],
+            "tiles": [shape_of(tile) for tile in _tiles(kernel, dim, arguments.current)],
             "sections": _SECTIONS if kernel in OTHERS and on_gpu and not arguments.no_orders else [None],
             "lengths": lengths,
             "tokens": tokens,
@@ -257,11 +257,6 @@ def main() -> int:
     print("best, for kernels/tuning.py:", *best, sep="\n")
     print(f"{time.monotonic() - start:.0f} s")
     return 0
-
-
-def _shape(tile: Any) -> list[int]:
-    shape = [tile.block_m, tile.block_n, tile.num_warps, tile.num_stages]
-    return shape if tile.max_registers is None else [*shape, tile.max_registers]
 
 
 if __name__ == "__main__":

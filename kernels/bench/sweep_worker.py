@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from kernels.bench.calls import Tensors, call
+from kernels.bench.candidates import tile_of
 from kernels.bench.problems import size
 from kernels.bench.reference import problem, worst_error
 from kernels.options import parse_options
-from kernels.tuning import Tile
 
 _REPEATS = 5
 
@@ -48,7 +48,7 @@ def compile_group(work: dict[str, Any]) -> None:
     options = parse_options(tensors[1], tensors[2], causal="bottom_right" if work["causal"] else None)
     for shape in work["tiles"]:
         compiled.clear()
-        error = attempt(call(work["kernel"], tensors, options, Tile(*shape)))
+        error = attempt(call(work["kernel"], tensors, options, tile_of(shape)))
         line = {"tile": shape, "error": error}
         if compiled:
             line |= resources(compiled[-1])
@@ -105,7 +105,7 @@ def measure_group(work: dict[str, Any]) -> None:
     for shape in work["tiles"]:
         for section in work["sections"]:
             line: dict[str, Any] = {"tile": shape, "section": section, "error": None}
-            tile = Tile(*shape)
+            tile = tile_of(shape)
             try:
                 for tensors, exact in (odd, whole):
                     run = call(

@@ -11,14 +11,16 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gradients import probabilities, score_gradient
-from kernels.hopper.calls import descriptor, section_heads
+from kernels.hopper.calls import part_descriptors, section_heads
+from kernels.hopper.halves import add_product, load_parts, product_of_rows, store_rows, zero_parts
+from kernels.hopper.launch import band_constants, tiles_of, work_arguments
 from kernels.hopper.order import work_item
-from kernels.hopper.packed import bounds, masked_rows, segment_of, slots
+from kernels.hopper.packed import masked_rows, part_of_rows, placed
 from kernels.launch import device_of
 from kernels.masking import band_sees, tile_range
 from kernels.options import Options
 from kernels.scores import LOG2E
-from kernels.tuning import Tile, hopper_tile, padded
+from kernels.tuning import Tile, computed_apart, hopper_tile
 
 
 @triton.jit(
@@ -26,9 +28,13 @@ from kernels.tuning import Tile, hopper_tile, padded
 )
 def _hopper_dkdv_kernel(
     d_q,
+    d_q2,
     d_k,
+    d_k2,
     d_v,
+    d_v2,
     d_do,
+    d_do2,
     p_lse,
     s_lse,
     p_delta,
@@ -55,35 +61,37 @@ def _hopper_dkdv_kernel(
     s_do,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_D2: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BOTTOM_RIGHT: tl.constexpr,
     HAS_LEFT: tl.constexpr,
     HAS_RIGHT: tl.constexpr,
     PACKED: tl.constexpr,
+    WANT_DK: tl.constexpr,
+    WANT_DV: tl.constexpr,
 ):
     # Under a causal mask the first keys are seen by the most queries: they start first.
     i_t, i_bh = work_item(tl.program_id(0), n_tiles, n_rows, section)
     i_b = i_bh // n_kv_heads
     i_hk = i_bh % n_kv_heads
-    q_start = 0
-    k_start = 0
     total = n_keys
-    if PACKED:
-        i_s, i_t = segment_of(i_t, n_segments, p_cu_k, BLOCK_N)
-        q_start, n_queries = bounds(i_s, p_cu_q, n_queries)
-        k_start, n_keys = bounds(i_s, p_cu_k, n_keys)
-        if i_t * BLOCK_N >= n_keys:
+    i_n, q_start, k_start, n_queries, n_keys = placed(
+        i_t, n_queries, n_keys, p_cu_q, p_cu_k, n_segments, True, BLOCK_N, PACKED
+    )
+    if PACKED:  # noqa: SIM102
+        if i_n >= n_keys:
             return
-    i_n = i_t * BLOCK_N
     shift = n_keys - n_queries if BOTTOM_RIGHT else 0 * n_keys
 
     o_j = i_n + tl.arange(0, BLOCK_N)
     o_m = tl.arange(0, BLOCK_M)
-    b_k = d_k.load([i_b, i_hk, k_start + i_n, 0]).reshape(BLOCK_N, BLOCK_D)
-    b_v = d_v.load([i_b, i_hk, k_start + i_n, 0]).reshape(BLOCK_N, BLOCK_D)
-    b_dk = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
-    b_dv = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
+    b_k, b_k2 = load_parts(d_k, d_k2, i_b, i_hk, k_start + i_n, BLOCK_N, BLOCK_D, BLOCK_D2)
+    b_v, b_v2 = b_k, b_k2
+    if WANT_DK:
+        b_v, b_v2 = load_parts(d_v, d_v2, i_b, i_hk, k_start + i_n, BLOCK_N, BLOCK_D, BLOCK_D2)
+    b_dk, b_dk2 = zero_parts(BLOCK_N, BLOCK_D, BLOCK_D2)
+    b_dv, b_dv2 = zero_parts(BLOCK_N, BLOCK_D, BLOCK_D2)
     last = tl.minimum(i_n + BLOCK_N, n_keys) - 1
     start, full_start, full_stop, stop = tile_range(
         i_n, last, n_queries, -shift, right, left, HAS_RIGHT, HAS_LEFT, False, BLOCK_M
@@ -93,29 +101,31 @@ def _hopper_dkdv_kernel(
         p_lse_head = p_lse + i_b.to(tl.int64) * s_lse[0] + i_h.to(tl.int64) * s_lse[1] + q_start
         p_delta_head = p_delta + i_b.to(tl.int64) * s_delta[0] + i_h.to(tl.int64) * s_delta[1] + q_start
         # Queries above the full tiles (causality has them), the full tiles, and queries below them.
-        for i_part in tl.static_range(0 if HAS_RIGHT else 1, 3):
-            part_start = start if i_part == 0 else (full_start if i_part == 1 else full_stop)
-            part_stop = tl.minimum(full_start, stop) if i_part == 0 else (full_stop if i_part == 1 else stop)
+        for i_part in tl.static_range(0 if HAS_RIGHT else 1, 4 if PACKED else 3):
+            part_start, part_stop = part_of_rows(
+                i_part, start, full_start, full_stop, stop, n_queries, BLOCK_M, PACKED
+            )
             for i_m in tl.range(part_start, part_stop, BLOCK_M):
                 o_i = i_m + o_m
-                if PACKED and i_part != 1:
+                if i_part == 3:
                     # P and dS of the next segment's rows are zero, but zero times their NaN is not.
-                    b_q = masked_rows(
-                        p_q + i_h.to(tl.int64) * s_q[1], s_q[2], q_start, o_i, n_queries, D, BLOCK_D
-                    )
-                    b_do = masked_rows(
-                        p_do + i_h.to(tl.int64) * s_do[1], s_do[2], q_start, o_i, n_queries, D, BLOCK_D
-                    )
+                    p_rows = p_q + i_h.to(tl.int64) * s_q[1]
+                    b_q, b_q2 = masked_rows(p_rows, s_q[2], q_start, o_i, n_queries, D, BLOCK_D, BLOCK_D2)
+                    p_rows = p_do + i_h.to(tl.int64) * s_do[1]
+                    b_do, b_do2 = masked_rows(p_rows, s_do[2], q_start, o_i, n_queries, D, BLOCK_D, BLOCK_D2)
                 else:
-                    b_q = d_q.load([i_b, i_h, q_start + i_m, 0]).reshape(BLOCK_M, BLOCK_D)
-                    b_do = d_do.load([i_b, i_h, q_start + i_m, 0]).reshape(BLOCK_M, BLOCK_D)
+                    i_q = q_start + i_m
+                    b_q, b_q2 = load_parts(d_q, d_q2, i_b, i_h, i_q, BLOCK_M, BLOCK_D, BLOCK_D2)
+                    b_do, b_do2 = load_parts(d_do, d_do2, i_b, i_h, i_q, BLOCK_M, BLOCK_D, BLOCK_D2)
                 if i_part != 1:
                     b_lse2 = tl.load(p_lse_head + o_i, mask=o_i < n_queries, other=0.0) * LOG2E
-                    b_delta = tl.load(p_delta_head + o_i, mask=o_i < n_queries, other=0.0)
+                    if WANT_DK:
+                        b_delta = tl.load(p_delta_head + o_i, mask=o_i < n_queries, other=0.0)
                 else:
                     b_lse2 = tl.load(p_lse_head + o_i) * LOG2E
-                    b_delta = tl.load(p_delta_head + o_i)
-                b_s = tl.dot(b_k, b_q.T)  # [BN, BM]
+                    if WANT_DK:
+                        b_delta = tl.load(p_delta_head + o_i)
+                b_s = product_of_rows(b_k, b_k2, b_q, b_q2, BLOCK_D2)  # [BN, BM]
                 m_seen = (o_i >= 0)[None, :]
                 if i_part != 1:
                     m_seen = band_sees(
@@ -130,17 +140,19 @@ def _hopper_dkdv_kernel(
                         HAS_RIGHT,
                     )
                 b_p = probabilities(b_s, sigma, b_lse2[None, :], m_seen, i_part != 1)
-                b_dv = tl.dot(b_p.to(b_do.dtype), b_do, b_dv)
-                b_dp = tl.dot(b_v, b_do.T)
-                b_ds = score_gradient(b_p, b_dp, b_delta[None, :], m_seen, i_part != 1)
-                b_dk = tl.dot(b_ds.to(b_q.dtype), b_q, b_dk)
+                if WANT_DV:
+                    b_dv, b_dv2 = add_product(b_p.to(b_do.dtype), b_do, b_do2, b_dv, b_dv2, BLOCK_D2)
+                if WANT_DK:
+                    b_dp = product_of_rows(b_v, b_v2, b_do, b_do2, BLOCK_D2)
+                    b_ds = score_gradient(b_p, b_dp, b_delta[None, :], m_seen, i_part != 1)
+                    b_dk, b_dk2 = add_product(b_ds.to(b_q.dtype), b_q, b_q2, b_dk, b_dk2, BLOCK_D2)
 
-    o_out = (i_bh.to(tl.int64) * total + k_start + i_n) * D
-    o_d = tl.arange(0, BLOCK_D)[None, :]
-    o_out += tl.arange(0, BLOCK_N)[:, None] * D + o_d
-    m_write = (o_j < n_keys)[:, None] & (o_d < D)
-    tl.store(p_dk + o_out, (b_dk * scale).to(p_dk.dtype.element_ty), mask=m_write)
-    tl.store(p_dv + o_out, b_dv.to(p_dv.dtype.element_ty), mask=m_write)
+    first = (i_bh.to(tl.int64) * total + k_start + i_n) * D
+    m_row = o_j < n_keys
+    if WANT_DK:
+        store_rows(p_dk, first, m_row, b_dk, b_dk2, scale, D, BLOCK_D, BLOCK_D2)
+    if WANT_DV:
+        store_rows(p_dv, first, m_row, b_dv, b_dv2, 1.0, D, BLOCK_D, BLOCK_D2)
 
 
 def launch_hopper_dkdv(
@@ -158,29 +170,79 @@ def launch_hopper_dkdv(
 
     Args:
         lse, delta: (batch, heads, Nq) fp32 with contiguous rows.
-        tile: launch configuration; by default that of `kernels.tuning`.
+        tile: launch configuration; by default that of `kernels.tuning`, in one launch or in one for each.
         section: heads that run side by side (`kernels.hopper.order`); by default what the cache holds.
     """
-    batch, kv_heads, num_keys, head_dim = k.shape
-    num_queries = q.shape[2]
+    tensors = (dout, q, k, v, lse, delta, options)
+    if tile is None and computed_apart(q.device.type, q.shape[3]):
+        return launch_hopper_dk(*tensors, None, section), launch_hopper_dv(*tensors, None, section)
+    dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
+    _launch("dkdv", dk, dv, *tensors, tile, section)
+    return dk, dv
+
+
+def launch_hopper_dk(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    options: Options,
+    tile: Tile | None = None,
+    section: int | None = None,
+) -> Tensor:
+    """dK alone: three products a tile, and room for twice the keys in registers. Arguments as above."""
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    _launch("dk", dk, None, dout, q, k, v, lse, delta, options, tile, section)
+    return dk
+
+
+def launch_hopper_dv(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    options: Options,
+    tile: Tile | None = None,
+    section: int | None = None,
+) -> Tensor:
+    """dV alone: two products a tile. Arguments as above."""
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    _launch("dv", None, dv, dout, q, k, v, lse, delta, options, tile, section)
+    return dv
+
+
+def _launch(
+    kernel: str,
+    dk: Tensor | None,
+    dv: Tensor | None,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    options: Options,
+    tile: Tile | None,
+    section: int | None,
+) -> None:
+    rows = k.shape[0] * k.shape[1]
     banded = options.left is not None or options.right is not None
-    tile = tile or hopper_tile("dkdv", q.device.type, head_dim, banded, num_queries, num_keys)
+    tile = tile or hopper_tile(kernel, q.device.type, q.shape[3], banded, q.shape[2], k.shape[2])
     packed = options.cu_k is not None
-    if packed:
-        num_tiles = slots(num_keys, options.segments, tile.block_n)
-    else:
-        num_tiles = triton.cdiv(num_keys, tile.block_n)
-    group = q.shape[1] // kv_heads
+    num_tiles = tiles_of(k, tile.block_n, options)
     if section is None:
-        section = section_heads(q, 1, batch * kv_heads) if banded else 1
+        section = section_heads(q, 1, rows) if banded else 1
+    widths = tile.widths(q.shape[3])
     with device_of(q):
-        _hopper_dkdv_kernel[(num_tiles * batch * kv_heads,)](
-            descriptor(q, tile.block_m),
-            descriptor(k, tile.block_n),
-            descriptor(v, tile.block_n),
-            descriptor(dout, tile.block_m),
+        _hopper_dkdv_kernel[(num_tiles * rows,)](
+            *part_descriptors(q, tile.block_m, widths),
+            *part_descriptors(k, tile.block_n, widths),
+            *part_descriptors(v, tile.block_n, widths),
+            *part_descriptors(dout, tile.block_m, widths),
             lse,
             lse.stride(),
             delta,
@@ -188,31 +250,14 @@ def launch_hopper_dkdv(
             dk,
             dv,
             options.scale,
-            num_tiles,
-            batch * kv_heads,
-            section,
-            kv_heads,
-            group,
-            num_queries,
-            num_keys,
-            options.sigma,
-            options.left or 0,
-            options.right or 0,
-            options.cu_q,
-            options.cu_k,
-            options.segments,
+            *work_arguments(num_tiles, k, section, q, k, options),
             q if packed else None,
             q.stride(),
             dout if packed else None,
             dout.stride(),
-            D=head_dim,
-            BLOCK_D=padded(head_dim),
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            BOTTOM_RIGHT=options.bottom_right,
-            HAS_LEFT=options.left is not None,
-            HAS_RIGHT=options.right is not None,
-            PACKED=packed,
-            **tile.launch(),
+            BLOCK_D=widths[0],
+            BLOCK_D2=widths[1],
+            **band_constants(tile, q, options),
+            WANT_DK=dk is not None,
+            WANT_DV=dv is not None,
         )
-    return dk, dv

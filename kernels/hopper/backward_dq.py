@@ -8,14 +8,16 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gradients import probabilities, score_gradient
-from kernels.hopper.calls import descriptor, section_heads
+from kernels.hopper.calls import part_descriptors, section_heads
+from kernels.hopper.halves import add_product, load_parts, product_of_rows, store_rows, zero_parts
+from kernels.hopper.launch import band_constants, tiles_of, work_arguments
 from kernels.hopper.order import work_item
-from kernels.hopper.packed import bounds, masked_rows, segment_of, slots
+from kernels.hopper.packed import masked_rows, part_of_rows, placed
 from kernels.launch import device_of
 from kernels.masking import band_sees, tile_range
 from kernels.options import Options
 from kernels.scores import LOG2E
-from kernels.tuning import Tile, hopper_tile, padded
+from kernels.tuning import Tile, hopper_tile
 
 
 @triton.jit(
@@ -23,9 +25,13 @@ from kernels.tuning import Tile, hopper_tile, padded
 )
 def _hopper_dq_kernel(
     d_q,
+    d_q2,
     d_k,
+    d_k2,
     d_v,
+    d_v2,
     d_do,
+    d_do2,
     p_lse,
     s_lse,
     p_delta,
@@ -49,6 +55,7 @@ def _hopper_dq_kernel(
     s_k,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_D2: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BOTTOM_RIGHT: tl.constexpr,
@@ -60,29 +67,26 @@ def _hopper_dq_kernel(
     i_b = i_bh // n_heads
     i_h = i_bh % n_heads
     i_t = n_tiles - 1 - i_t
-    q_start = 0
-    k_start = 0
     total = n_queries
+    i_m, q_start, k_start, n_queries, n_keys = placed(
+        i_t, n_queries, n_keys, p_cu_q, p_cu_k, n_segments, False, BLOCK_M, PACKED
+    )
     if PACKED:
-        i_s, i_t = segment_of(i_t, n_segments, p_cu_q, BLOCK_M)
-        q_start, n_queries = bounds(i_s, p_cu_q, n_queries)
-        k_start, n_keys = bounds(i_s, p_cu_k, n_keys)
-        if i_t * BLOCK_M >= n_queries:
+        if i_m >= n_queries:
             return
         p_k += (i_h // group).to(tl.int64) * s_k[1]
-    i_m = i_t * BLOCK_M
     shift = n_keys - n_queries if BOTTOM_RIGHT else 0 * n_keys
 
     o_m = i_m + tl.arange(0, BLOCK_M)
     o_n = tl.arange(0, BLOCK_N)
     m_row = o_m < n_queries
-    b_q = d_q.load([i_b, i_h, q_start + i_m, 0]).reshape(BLOCK_M, BLOCK_D)
-    b_do = d_do.load([i_b, i_h, q_start + i_m, 0]).reshape(BLOCK_M, BLOCK_D)
+    b_q, b_q2 = load_parts(d_q, d_q2, i_b, i_h, q_start + i_m, BLOCK_M, BLOCK_D, BLOCK_D2)
+    b_do, b_do2 = load_parts(d_do, d_do2, i_b, i_h, q_start + i_m, BLOCK_M, BLOCK_D, BLOCK_D2)
     p_lse += i_b.to(tl.int64) * s_lse[0] + i_h.to(tl.int64) * s_lse[1] + q_start
     p_delta += i_b.to(tl.int64) * s_delta[0] + i_h.to(tl.int64) * s_delta[1] + q_start
     b_lse2 = tl.load(p_lse + o_m, mask=m_row, other=0.0) * LOG2E
     b_delta = tl.load(p_delta + o_m, mask=m_row, other=0.0)
-    b_dq = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    b_dq, b_dq2 = zero_parts(BLOCK_M, BLOCK_D, BLOCK_D2)
     start, full_start, full_stop, stop = tile_range(
         i_m,
         tl.minimum(i_m + BLOCK_M, n_queries) - 1,
@@ -95,18 +99,20 @@ def _hopper_dq_kernel(
         False,
         BLOCK_N,
     )
-    for i_part in tl.static_range(0 if HAS_LEFT else 1, 3):
-        part_start = start if i_part == 0 else (full_start if i_part == 1 else full_stop)
-        part_stop = tl.minimum(full_start, stop) if i_part == 0 else (full_stop if i_part == 1 else stop)
+    for i_part in tl.static_range(0 if HAS_LEFT else 1, 4 if PACKED else 3):
+        part_start, part_stop = part_of_rows(
+            i_part, start, full_start, full_stop, stop, n_keys, BLOCK_N, PACKED
+        )
         for i_n in tl.range(part_start, part_stop, BLOCK_N):
-            if PACKED and i_part != 1:
+            i_key = k_start + i_n
+            if i_part == 3:
                 # dS of the next segment's rows is zero, but zero times their NaN is not.
-                b_k = masked_rows(p_k, s_k[2], k_start, i_n + o_n, n_keys, D, BLOCK_D)
+                b_k, b_k2 = masked_rows(p_k, s_k[2], k_start, i_n + o_n, n_keys, D, BLOCK_D, BLOCK_D2)
             else:
-                b_k = d_k.load([i_b, i_h // group, k_start + i_n, 0]).reshape(BLOCK_N, BLOCK_D)
-            b_v = d_v.load([i_b, i_h // group, k_start + i_n, 0]).reshape(BLOCK_N, BLOCK_D)
-            b_s = tl.dot(b_q, b_k.T)
-            b_dp = tl.dot(b_do, b_v.T)
+                b_k, b_k2 = load_parts(d_k, d_k2, i_b, i_h // group, i_key, BLOCK_N, BLOCK_D, BLOCK_D2)
+            b_v, b_v2 = load_parts(d_v, d_v2, i_b, i_h // group, i_key, BLOCK_N, BLOCK_D, BLOCK_D2)
+            b_s = product_of_rows(b_q, b_q2, b_k, b_k2, BLOCK_D2)
+            b_dp = product_of_rows(b_do, b_do2, b_v, b_v2, BLOCK_D2)
             m_seen = (o_n >= 0)[None, :]
             if i_part != 1:
                 m_seen = band_sees(
@@ -122,12 +128,10 @@ def _hopper_dq_kernel(
                 )
             b_p = probabilities(b_s, sigma, b_lse2[:, None], m_seen, i_part != 1)
             b_ds = score_gradient(b_p, b_dp, b_delta[:, None], m_seen, i_part != 1)
-            b_dq = tl.dot(b_ds.to(b_k.dtype), b_k, b_dq)
+            b_dq, b_dq2 = add_product(b_ds.to(b_k.dtype), b_k, b_k2, b_dq, b_dq2, BLOCK_D2)
 
-    o_out = (i_bh.to(tl.int64) * total + q_start + i_m) * D
-    o_d = tl.arange(0, BLOCK_D)[None, :]
-    o_out += tl.arange(0, BLOCK_M)[:, None] * D + o_d
-    tl.store(p_dq + o_out, (b_dq * scale).to(p_dq.dtype.element_ty), mask=m_row[:, None] & (o_d < D))
+    first = (i_bh.to(tl.int64) * total + q_start + i_m) * D
+    store_rows(p_dq, first, m_row, b_dq, b_dq2, scale, D, BLOCK_D, BLOCK_D2)
 
 
 def launch_hopper_dq(
@@ -154,48 +158,28 @@ def launch_hopper_dq(
     banded = options.left is not None or options.right is not None
     tile = tile or hopper_tile("dq", q.device.type, head_dim, banded, num_queries, num_keys)
     packed = options.cu_q is not None
-    if packed:
-        num_tiles = slots(num_queries, options.segments, tile.block_m)
-    else:
-        num_tiles = triton.cdiv(num_queries, tile.block_m)
+    num_tiles = tiles_of(q, tile.block_m, options)
     group = heads // k.shape[1]
     if section is None:
         section = section_heads(k, group, batch * heads) if banded else group
+    widths = tile.widths(q.shape[3])
     with device_of(q):
         _hopper_dq_kernel[(num_tiles * batch * heads,)](
-            descriptor(q, tile.block_m),
-            descriptor(k, tile.block_n),
-            descriptor(v, tile.block_n),
-            descriptor(dout, tile.block_m),
+            *part_descriptors(q, tile.block_m, widths),
+            *part_descriptors(k, tile.block_n, widths),
+            *part_descriptors(v, tile.block_n, widths),
+            *part_descriptors(dout, tile.block_m, widths),
             lse,
             lse.stride(),
             delta,
             delta.stride(),
             dq,
             options.scale,
-            num_tiles,
-            batch * heads,
-            section,
-            heads,
-            group,
-            num_queries,
-            num_keys,
-            options.sigma,
-            options.left or 0,
-            options.right or 0,
-            options.cu_q,
-            options.cu_k,
-            options.segments,
+            *work_arguments(num_tiles, q, section, q, k, options),
             k if packed else None,
             k.stride(),
-            D=head_dim,
-            BLOCK_D=padded(head_dim),
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            BOTTOM_RIGHT=options.bottom_right,
-            HAS_LEFT=options.left is not None,
-            HAS_RIGHT=options.right is not None,
-            PACKED=packed,
-            **tile.launch(),
+            BLOCK_D=widths[0],
+            BLOCK_D2=widths[1],
+            **band_constants(tile, q, options),
         )
     return dq

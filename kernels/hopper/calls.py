@@ -117,6 +117,18 @@ def descriptor(x: Tensor, rows: int) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, padded(x.shape[3])])
 
 
+def part_descriptors(
+    x: Tensor, rows: int, widths: tuple[int, int]
+) -> tuple[TensorDescriptor, TensorDescriptor | None]:
+    """Tiles of ``rows`` rows of one (batch, head): of the first part of the head dim, and of the second."""
+    strides = [s if n > 1 else x.shape[3] for n, s in zip(x.shape[:3], x.stride()[:3], strict=True)]
+    found = [
+        TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, width]) if width else None
+        for width in widths
+    ]
+    return found[0], found[1]
+
+
 def columns_descriptor(v: Tensor, rows: int) -> TensorDescriptor:
     """Tiles of ``rows`` keys of one (batch, head), a dim a row; what lies outside reads as zero."""
     x = v.mT

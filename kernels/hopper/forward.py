@@ -8,8 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.hopper.calls import columns_descriptor, descriptor, section_heads
+from kernels.hopper.launch import band_constants, tiles_of, work_arguments
 from kernels.hopper.order import work_item
-from kernels.hopper.packed import bounds, masked_rows, segment_of, slots
+from kernels.hopper.packed import masked_rows, part_of_rows, placed
 from kernels.hopper.pipelined import launch_hopper_pipelined, pipelined_possible
 from kernels.launch import device_of, with_strides
 from kernels.masking import band_sees, row_sees_any, tile_range
@@ -77,17 +78,14 @@ def _hopper_forward_kernel(
     i_b = i_bh // n_heads
     i_h = i_bh % n_heads
     i_t = n_tiles - 1 - i_t
-    q_start = 0
-    k_start = 0
     total = n_queries
+    i_m, q_start, k_start, n_queries, n_keys = placed(
+        i_t, n_queries, n_keys, p_cu_q, p_cu_k, n_segments, False, BLOCK_M, PACKED
+    )
     if PACKED:
-        i_s, i_t = segment_of(i_t, n_segments, p_cu_q, BLOCK_M)
-        q_start, n_queries = bounds(i_s, p_cu_q, n_queries)
-        k_start, n_keys = bounds(i_s, p_cu_k, n_keys)
-        if i_t * BLOCK_M >= n_queries:
+        if i_m >= n_queries:
             return
         p_v += (i_h // group).to(tl.int64) * s_v[1]
-    i_m = i_t * BLOCK_M
     shift = n_keys - n_queries if BOTTOM_RIGHT else 0 * n_keys
 
     sigma, _ = head_factors(sigma, 1.0, p_qf, s_qf, p_kf, s_kf, i_b, i_h, i_h // group, True, SCALES)
@@ -109,9 +107,10 @@ def _hopper_forward_kernel(
         BLOCK_N,
     )
     # Keys left of the full tiles (only a window has them), the full tiles, and keys right of them.
-    for i_part in tl.static_range(0 if HAS_LEFT else 1, 3 if HAS_TAIL else 2):
-        part_start = start if i_part == 0 else (full_start if i_part == 1 else full_stop)
-        part_stop = tl.minimum(full_start, stop) if i_part == 0 else (full_stop if i_part == 1 else stop)
+    for i_part in tl.static_range(0 if HAS_LEFT else 1, 4 if PACKED else (3 if HAS_TAIL else 2)):
+        part_start, part_stop = part_of_rows(
+            i_part, start, full_start, full_stop, stop, n_keys, BLOCK_N, PACKED
+        )
         for i_n in tl.range(part_start, part_stop, BLOCK_N):
             b_k = d_k.load([i_b, i_h // group, k_start + i_n, 0]).reshape(BLOCK_N, BLOCK_D)
             b_s = tl.dot(b_q, b_k.T)
@@ -129,9 +128,9 @@ def _hopper_forward_kernel(
                 )
                 b_s = tl.where(m_seen, b_s, float("inf") if NEGATIVE else float("-inf"))
             b_p, b_alpha, m_i, l_i = online_softmax_step(b_s, sigma, m_i, l_i, NEGATIVE, SUBTRACT_FIRST)
-            if PACKED and i_part != 1:
+            if i_part == 3:
                 # Weights of the next segment's rows are zero, but zero times their NaN is not.
-                b_v = masked_rows(p_v, s_v[2], k_start, i_n + o_n, n_keys, D, BLOCK_D)
+                b_v = masked_rows(p_v, s_v[2], k_start, i_n + o_n, n_keys, D, BLOCK_D, 0)[0]
             elif V_COLUMNS:
                 b_v = d_v.load([i_b, i_h // group, 0, i_n]).reshape(BLOCK_D, BLOCK_N).T
             else:
@@ -198,10 +197,7 @@ def launch_hopper_products(
     if tile is None:
         kind = "fp8" if fp8 else "forward"
         tile = hopper_tile(kind, q.device.type, head_dim, banded, num_queries, num_keys, packed)
-    if packed:
-        num_tiles = slots(num_queries, options.segments, tile.block_m)
-    else:
-        num_tiles = triton.cdiv(num_queries, tile.block_m)
+    num_tiles = tiles_of(q, tile.block_m, options)
     out = torch.empty(q.shape, dtype=path.output, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     group = heads // k.shape[1]
@@ -218,30 +214,10 @@ def launch_hopper_products(
             out,
             out.stride(),
             lse,
-            num_tiles,
-            batch * heads,
-            section,
-            heads,
-            group,
-            num_queries,
-            num_keys,
-            options.sigma,
-            options.left or 0,
-            options.right or 0,
-            options.cu_q,
-            options.cu_k,
-            options.segments,
+            *work_arguments(num_tiles, q, section, q, k, options),
             v if packed else None,
             v.stride(),
             *with_strides(operands.q_factor, operands.k_factor, operands.v_factor),
-            D=head_dim,
-            BLOCK_D=padded(head_dim),
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            BOTTOM_RIGHT=options.bottom_right,
-            HAS_LEFT=options.left is not None,
-            HAS_RIGHT=options.right is not None,
-            PACKED=packed,
             FORMAT=path.operand,
             P_SCALE=path.probability_scale,
             PROMOTE=path.promote,
@@ -250,6 +226,7 @@ def launch_hopper_products(
             HAS_TAIL=packed or banded or num_keys % tile.block_n != 0,
             NEGATIVE=options.sigma < 0,
             SUBTRACT_FIRST=path.subtract_first,
-            **tile.launch(),
+            BLOCK_D=padded(head_dim),
+            **band_constants(tile, q, options),
         )
     return out, lse

@@ -8,6 +8,8 @@ are empty. Descriptors cover the whole packed tensors: a segment's last tile als
 import triton
 import triton.language as tl
 
+from kernels.masking import part_of_range
+
 _CHUNK = tl.constexpr(64)
 
 
@@ -37,8 +39,71 @@ def bounds(i_segment, p_cu, total):
 
 
 @triton.jit
-def masked_rows(p, stride, start, o_row, n_rows, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Rows ``o_row`` of a segment that starts at ``start``; zero past its end, where others may hold NaN."""
-    o_d = tl.arange(0, BLOCK_D)
-    o_x = (start + o_row).to(tl.int64)[:, None] * stride + o_d[None, :]
-    return tl.load(p + o_x, mask=(o_row < n_rows)[:, None] & (o_d < D)[None, :], other=0.0)
+def placed(
+    i_t,
+    n_queries,
+    n_keys,
+    p_cu_q,
+    p_cu_k,
+    n_segments,
+    BY_KEYS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """Where tile (or slot) ``i_t`` of the queries, or of the keys where BY_KEYS, lies.
+
+    Returns:
+        the tile's first row in its batch or segment, past the end where a slot is empty; the segment's first
+        query and key in the tensors; how many it has of each.
+    """
+    q_start = 0
+    k_start = 0
+    if PACKED:
+        i_s, i_t = segment_of(i_t, n_segments, p_cu_k if BY_KEYS else p_cu_q, BLOCK)
+        q_start, n_queries = bounds(i_s, p_cu_q, n_queries)
+        k_start, n_keys = bounds(i_s, p_cu_k, n_keys)
+    return i_t * BLOCK, q_start, k_start, n_queries, n_keys
+
+
+@triton.jit
+def part_of_rows(
+    I_PART: tl.constexpr,
+    start,
+    full_start,
+    full_stop,
+    stop,
+    n_rows,
+    BLOCK: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """`kernels.masking.part_of_range`; the tile that meets a packed segment's end is a part of its own, 3.
+
+    The tiles before the full ones lie inside the segment: where there are no full ones, all is after them.
+    """
+    part_start, part_stop = part_of_range(I_PART, start, full_start, full_stop, stop)
+    if PACKED:
+        whole = n_rows // BLOCK * BLOCK
+        if I_PART == 2:
+            part_stop = tl.minimum(part_stop, whole)
+        if I_PART == 3:
+            part_start = tl.maximum(part_start, whole)
+    return part_start, part_stop
+
+
+@triton.jit
+def masked_rows(
+    p, stride, start, o_row, n_rows, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_D2: tl.constexpr
+):
+    """Rows ``o_row`` of a segment that starts at ``start``; zero past its end, where others may hold NaN.
+
+    Both parts of the head dim (`kernels.hopper.halves`).
+    """
+    p += (start + o_row).to(tl.int64)[:, None] * stride
+    m_row = (o_row < n_rows)[:, None]
+    o_d = tl.arange(0, BLOCK_D)[None, :]
+    b_x = tl.load(p + o_d, mask=m_row & (o_d < D), other=0.0)
+    b_x2 = 0
+    if BLOCK_D2 > 0:
+        o_d2 = BLOCK_D + tl.arange(0, BLOCK_D2)[None, :]
+        b_x2 = tl.load(p + o_d2, mask=m_row & (o_d2 < D), other=0.0)
+    return b_x, b_x2

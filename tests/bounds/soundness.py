@@ -8,14 +8,12 @@ the state too: a run that was stopped, or asked for more cases, goes on where it
 """
 
 import argparse
-import contextlib
-import json
 import random
 import sys
-import time
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,17 +21,16 @@ from flashcheck import emulator
 from flashcheck.checks import Judged
 from flashcheck.checks.rms import RmsTally
 from flashcheck.checks.score_tests import ScoreTally
-from flashcheck.devices import choose_device, device_lost, interpret_without_gpu
-from flashcheck.files import write_atomically
+from flashcheck.devices import choose_device, interpret_without_gpu
+from flashcheck.inputs.combinations import is_legal
 from flashcheck.inputs.problems import Wishes, draw_spec, families_for
 from flashcheck.inputs.values import FAMILIES
 from flashcheck.kernel import Kernel
 from flashcheck.loading import load
-from flashcheck.report.build import versions
+from tests.long_run import LongRun, tally_from
 
 SEED = 4711
 _ATTEMPTS = 100
-_SAVE_EVERY = 20.0  # seconds
 _FREE = 0.1
 _LENGTHS = (1, 2, 7, 16, 17, 31, 33, 48, 65)
 """Lengths of nine problems in ten: around the edges of small tiles. One in ten is drawn as certify draws."""
@@ -42,12 +39,6 @@ _KEPT = 50  # problems outside their bound that are kept, per ledger line
 PARTS = {**dict.fromkeys(emulator.KERNELS, 2), "torch.sdpa.flash": 5, "torch.sdpa.math": 5}
 """Share of each kernel in the cases. The bundled Triton kernels are slow in the interpreter, so few."""
 TRITON = {"kernels:flash_attention": 1}
-
-
-def schedule(parts: dict[str, int]) -> list[str]:
-    """Kernel names, each as often as its share, spread out."""
-    slots = [((n + 0.5) / share, name) for name, share in parts.items() for n in range(share)]
-    return [name for _, name in sorted(slots)]
 
 
 class Line:
@@ -94,52 +85,42 @@ class Line:
                 setattr(
                     line, name, float(value) if name.startswith("worst") and name != "worst_spec" else value
                 )
-        line.rms, line.gating = _tally(RmsTally, data["rms"]), _tally(RmsTally, data["gating"])
-        line.scores = {name: _tally(ScoreTally, x) for name, x in data["scores"].items()}
+        line.rms, line.gating = tally_from(RmsTally, data["rms"]), tally_from(RmsTally, data["gating"])
+        line.scores = {name: tally_from(ScoreTally, x) for name, x in data["scores"].items()}
         return line
 
 
-def _tally(kind, data):
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
-
-
-class Run:
-    """The state of a run; ``path`` holds it."""
+class Run(LongRun):
+    """The state of a run."""
 
     def __init__(self, parts: dict[str, int], seed: int, path: Path | None) -> None:
-        self.parts, self.seed, self.path = parts, seed, path
-        self.order = schedule(parts)
-        self.done = 0
-        self.seconds = 0.0
         self.lines: dict[str, Line] = {}
         self.families: Counter[str] = Counter()
         self.faults: list[str] = []
         self.kernels: dict[str, tuple[Kernel, str]] = {}
-        if path is not None and path.exists():
-            self._resume(json.loads(path.read_text()))
+        super().__init__(parts, seed, path)
 
-    def _resume(self, data: dict) -> None:
-        if (data["parts"], data["seed"], data["versions"]) != (self.parts, self.seed, versions()):
-            sys.exit(f"{self.path} is of another run (kernels, seed or versions differ): give another --json")
-        self.done, self.seconds, self.faults = data["done"], data["seconds"], data["faults"]
-        self.families = Counter(data["families"])
+    def restore(self, data: dict[str, Any]) -> None:
+        """The ledger of an earlier part of the run."""
+        self.faults, self.families = data["faults"], Counter(data["families"])
         self.lines = {key: Line.from_json(line) for key, line in data["lines"].items()}
 
-    def save(self) -> None:
-        if self.path is None:
-            return
-        data = {
-            "parts": self.parts,
-            "seed": self.seed,
-            "versions": versions(),
-            "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "done": self.done,
-            "seconds": round(self.seconds, 1),
+    def state(self) -> dict[str, Any]:
+        """The ledger."""
+        return {
             "families": dict(self.families),
             "faults": self.faults,
             "lines": {key: line.to_json() for key, line in sorted(self.lines.items())},
         }
-        write_atomically(self.path, json.dumps(data, indent=1))
+
+    def fault(self, number: int, words: str) -> None:
+        """Of the judge or of a kernel."""
+        self.faults.append(f"case {number} {words}"[:1000])
+
+    def worst(self) -> str:
+        """The largest margin so far."""
+        margin = max((line.worst for line in self.lines.values()), default=0.0)
+        return f"worst margin {margin:.3f}, {len(self.faults)} faults"
 
     def kernel(self, name: str) -> tuple[Kernel, str]:
         """The kernel and its device."""
@@ -162,8 +143,7 @@ class Run:
             lengths = None if rng.random() < _FREE else (rng.choice(_LENGTHS), rng.choice(_LENGTHS))
             wishes = Wishes(family=family, lengths=lengths)
             spec = draw_spec(rng, capabilities, dtype, rng.randrange(2**31), wishes)
-            legal = capabilities.refuses(spec.outline()) is None
-            if legal and (capabilities.empty_rows or not spec.leaves_rows()):
+            if is_legal(spec, capabilities):
                 break
         else:
             return
@@ -171,9 +151,7 @@ class Run:
         try:
             self._judge(number, name, Judged(kernel, spec.build(), device), spec)
         except Exception as error:
-            self.faults.append(
-                f"case {number} {name} {spec.to_json()}: {type(error).__name__}: {error}"[:1000]
-            )
+            self.fault(number, f"{name} {spec.to_json()}: {type(error).__name__}: {error}")
 
     def _judge(self, number: int, name: str, judged: Judged, spec) -> None:
         kernel = judged.kernel
@@ -191,32 +169,6 @@ class Run:
             if tensor == "O" and gates:
                 for direction, sums in judged.score_sums.items():
                     line.scores[direction].add(sums)
-
-    def go(self, cases: int) -> None:
-        """Judges cases until ``cases`` are done. Ctrl-C ends it; what is done is saved."""
-        started = saved = time.perf_counter()
-        before = self.seconds
-        with contextlib.suppress(KeyboardInterrupt):
-            while self.done < cases:
-                self.case(self.done)
-                self.done += 1
-                if device_lost():
-                    self.faults.append(f"case {self.done - 1}: the GPU is lost to this process")
-                    break
-                now = time.perf_counter()
-                self.seconds = before + now - started
-                if now - saved > _SAVE_EVERY:
-                    saved = now
-                    self.save()
-                    worst = max((line.worst for line in self.lines.values()), default=0.0)
-                    rate = self.seconds / self.done
-                    print(
-                        f"{self.done:,} of {cases:,}, {rate * 1e3:.0f} ms a case, worst margin {worst:.3f}, "
-                        f"{len(self.faults)} faults",
-                        file=sys.stderr,
-                        flush=True,
-                    )
-        self.save()
 
     def table(self) -> str:
         """One line per kernel, dtype and tensor."""

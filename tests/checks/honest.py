@@ -16,7 +16,6 @@ failure, 2 for a file of another run. No test: a full count takes an hour of one
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import random
 import sys
@@ -33,16 +32,16 @@ from flashcheck.checks import CHECKS, Judged, Record
 from flashcheck.checks.bias import BiasTally
 from flashcheck.checks.rms import RmsTally
 from flashcheck.checks.score_tests import ScoreTally
-from flashcheck.devices import choose_device, device_lost, interpret_without_gpu
+from flashcheck.devices import choose_device, interpret_without_gpu
 from flashcheck.errors import ArgumentError
-from flashcheck.files import write_atomically
+from flashcheck.inputs.combinations import is_legal
 from flashcheck.inputs.problems import Wishes, Without, draw_spec, families_for
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.inputs.values import FAMILIES
 from flashcheck.kernel import Kernel
 from flashcheck.loading import load
-from flashcheck.report.build import versions
 from flashcheck.reruns import ALTERNATE, suits
+from tests.long_run import LongRun, tally_from
 
 SEED = 90210
 OWN = (
@@ -81,7 +80,6 @@ NOTHING, PACKED = 0.03, 0.1
 _ATTEMPTS = 200
 _TRIES = 8
 """Checks of the rotation that are tried on a problem until enough of them apply."""
-_SAVE_EVERY = 20.0  # seconds
 _KEPT = 100
 
 PROCESS = "state.fresh_process"
@@ -137,7 +135,7 @@ class Source:
     @staticmethod
     def from_json(data: dict[str, Any]) -> Source:
         kept = data.get("groups", {})  # a sum of runs has none
-        groups = {key: _tally(TALLIES[key.split()[-1]], value) for key, value in kept.items()}
+        groups = {key: tally_from(TALLIES[key.split()[-1]], value) for key, value in kept.items()}
         counters = {name: Counter(data[name]) for name in ("checks", "times", "families")}
         return Source(**{**data, **counters, "groups": groups})
 
@@ -148,16 +146,6 @@ class Source:
             dtype, tensor, name = key.split()
             records.append(tally.verdict(name if isinstance(tally, ScoreTally) else tensor, dtype))
         return records
-
-
-def _tally(kind: type, data: dict[str, Any]) -> Any:
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
-
-
-def order_of(parts: dict[str, int]) -> list[str]:
-    """Kernel names, each as often as its share, spread out."""
-    slots = [((n + 0.5) / share, name) for name, share in parts.items() for n in range(share)]
-    return [name for _, name in sorted(slots)]
 
 
 def subjects(names: tuple[str, ...]) -> tuple[dict[str, tuple[Kernel, str]], dict[str, str]]:
@@ -190,51 +178,43 @@ def legal_spec(rng: random.Random, kernel: Kernel, dtype: str, family: str) -> P
         option = "cu_seqlens" if packed else None
         wishes = Wishes(family=family, lengths=lengths, option=option, without=without)
         spec = draw_spec(rng, capabilities, dtype, rng.randrange(2**31), wishes)
-        rows = capabilities.empty_rows or not spec.leaves_rows()
-        if rows and capabilities.refuses(spec.outline()) is None:
+        if is_legal(spec, capabilities):
             return spec
     return None
 
 
-class Run:
-    """The state of a run; ``path`` holds it."""
+class Run(LongRun):
+    """The state of a run."""
 
     def __init__(
         self, kernels: dict[str, tuple[Kernel, str]], parts: dict[str, int], seed: int, path: Path | None
     ) -> None:
-        self.kernels, self.parts, self.seed, self.path = kernels, parts, seed, path
+        self.kernels = kernels
         self.only: tuple[str, ...] = ()
-        self.order = order_of(parts)
-        self.done, self.seconds, self.wall = 0, 0.0, 0.0
         self.missing: dict[str, str] = {}
         self.sources = {name: Source() for name in kernels}
-        if path is not None and path.exists():
-            self._resume(json.loads(path.read_text()))
+        super().__init__(parts, seed, path)
 
-    def _resume(self, data: dict[str, Any]) -> None:
-        if (data["parts"], data["seed"], data["versions"]) != (self.parts, self.seed, versions()):
-            print(f"{self.path} is of another run (kernels, seed or versions differ): give another --json")
-            sys.exit(2)
-        self.done, self.seconds, self.wall = data["done"], data["seconds"], data["wall_seconds"]
+    def restore(self, data: dict[str, Any]) -> None:
+        """The sources of an earlier part of the run."""
         self.sources = {name: Source.from_json(source) for name, source in data["sources"].items()}
 
-    def save(self) -> None:
-        if self.path is None:
-            return
-        data = {
-            "parts": self.parts,
-            "seed": self.seed,
-            "versions": versions(),
-            "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "done": self.done,
-            "seconds": round(self.seconds, 1),
-            "wall_seconds": round(self.wall, 1),
+    def state(self) -> dict[str, Any]:
+        """The sources, and sums over them."""
+        return {
             "not here": self.missing,
             "alarms": self.alarms,
             "checks": dict(sorted(self.checks.items())),
             "sources": {name: source.to_json() for name, source in self.sources.items()},
         }
-        write_atomically(self.path, json.dumps(data, indent=1))
+
+    def fault(self, number: int, words: str) -> None:
+        """Counts as an alarm."""
+        self.sources[self.order[number % len(self.order)]].fails(f"case {number}: {words}")
+
+    def worst(self) -> str:
+        """How many alarms."""
+        return f"{self.alarms} alarms"
 
     @property
     def checks(self) -> Counter[str]:
@@ -315,35 +295,6 @@ class Run:
                     source.tally(spec.dtype, "O", name).add(sums)
         except Exception as error:
             source.fails(f"groups: JUDGE {error!r}\n    {json.dumps(spec.to_json())}")
-
-    def go(self, cases: int) -> None:
-        """Judges cases until ``cases`` are done. Ctrl-C ends it; what is done is saved, and the case in
-        flight, which a resumed run begins again, is not counted."""
-        cpu, wall = time.process_time() - self.seconds, time.perf_counter() - self.wall
-        saved = time.perf_counter()
-        while self.done < cases:
-            name = self.order[self.done % len(self.order)]
-            before = copy.deepcopy(self.sources[name])
-            try:
-                self.case(self.done)
-            except KeyboardInterrupt:
-                self.sources[name] = before
-                break
-            self.done += 1
-            if device_lost():
-                self.sources[name].fails(f"case {self.done - 1}: the GPU is lost to this process")
-                break
-            self.seconds, self.wall = time.process_time() - cpu, time.perf_counter() - wall
-            if time.perf_counter() - saved > _SAVE_EVERY:
-                saved = time.perf_counter()
-                self.save()
-                rate = 1e3 * self.seconds / self.done
-                print(
-                    f"{self.done:,} of {cases:,}, {rate:.0f} ms a case, {self.alarms} alarms",
-                    file=sys.stderr,
-                    flush=True,
-                )
-        self.save()
 
     def table(self) -> str:
         """Cases per second by source, verdicts and cost by check, and every failure kept."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -21,22 +23,36 @@ def counted(one: honest.Run) -> tuple[object, ...]:
     return one.done, source.cases, source.checks, source.families, source.groups
 
 
-def test_the_case_in_flight_when_stopped_is_judged_again_and_counted_once(
+def interrupted_on_case_1(path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> honest.Run:
+    rotate = honest.Run._rotate
+
+    def pressed(self: honest.Run, number: int, *rest: object) -> None:
+        for _ in range(times if number == 1 else 0):
+            os.kill(os.getpid(), signal.SIGINT)
+        rotate(self, number, *rest)
+
+    one = run(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(honest.Run, "_rotate", pressed)
+        one.go(3)
+    return one
+
+
+def test_the_case_in_flight_when_stopped_is_ended_and_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run(tmp_path / "whole.json")
     whole.go(3)
-    rotate, turns = honest.Run._rotate, iter([False, True])
-
-    def stopped(self: honest.Run, *arguments: object) -> None:
-        if next(turns):
-            raise KeyboardInterrupt
-        rotate(self, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(honest.Run, "_rotate", stopped)
-        run(tmp_path / "parts.json").go(3)
+    stopped = interrupted_on_case_1(tmp_path / "parts.json", monkeypatch, 1)
+    assert stopped.done == 2
     rest = run(tmp_path / "parts.json")
-    assert rest.done == rest.sources[KERNEL].cases == 1
+    assert counted(rest) == counted(stopped)
     rest.go(3)
     assert counted(rest) == counted(whole)
+
+
+def test_the_second_interrupt_ends_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_on_case_1(tmp_path / "parts.json", monkeypatch, 2)
+    assert signal.getsignal(signal.SIGINT) is before

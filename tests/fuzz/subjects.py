@@ -62,3 +62,12 @@ plain_segfault = kernel(segfaults, dtypes=("bf16",), head_dim=(8, 8), options=()
 """With little to draw and to reduce: for what happens around the crash."""
 exit_ = kernel(exits, **SMALL)
 hang = kernel(hangs, **SMALL)
+
+
+def signature(problem: Problem) -> str:
+    """As a kernel that is compiled for its head dims, options and alignment would declare it."""
+    options = [name for name in problem.options() if name != "scale"]
+    return f"{problem.head_dim} {problem.value_dim} {problem.group} {problem.causal} {options}"
+
+
+compiled = replace(kernel(attend, dtypes=("bf16",), head_dim=(8, 32)), signature=signature)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from flashcheck.cli import app
+from flashcheck.fuzz.campaign import Budget, Campaign
 from flashcheck.fuzz.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -65,3 +66,15 @@ def test_a_killed_campaign_loses_nothing_and_goes_on(tmp_path: Path) -> None:
     assert replay.exit_code == 1, replay.output
     assert replay.output.startswith("FAILED (the same, bit for bit)")
     assert json.loads(Store(folder).finding_path(crash.id).read_text())["kernel"] == crash.kernel
+
+
+def test_a_kernel_that_is_compiled_meets_few_signatures_compiled_ahead(tmp_path: Path) -> None:
+    store = Store(tmp_path / "campaign")
+    store.open("tests.fuzz.subjects:compiled", 3, resume=False)
+    where = ("tests.fuzz.subjects:compiled", "cpu", store, 3)
+    state = Campaign(*where, Budget(cases=50), workers=1, ahead=1).run()
+    lines = list(store.case_lines())
+    assert state.cases == len(lines) >= 50
+    assert state.findings == []
+    assert state.ahead[0] >= 1
+    assert 1 <= len({line["signature"] for line in lines if "signature" in line}) <= 5

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+
+import pytest
 
 from flashcheck.fuzz.case import FuzzCase
-from flashcheck.fuzz.hunter import CaseEvent
+from flashcheck.fuzz.hunter import CaseEvent, Shard, hunt
 from flashcheck.fuzz.judge import CaseReport
+from flashcheck.fuzz.runner import InProcessRunner
 from flashcheck.fuzz.schedule import Scheduler
-from flashcheck.fuzz.signature import ALWAYS, OPTIONS_AT_ONCE, Focus, derived, draw_focus, samples
+from flashcheck.fuzz.signature import OPTIONS, Foci, Focus, derived, samples
 from flashcheck.fuzz.totals import LineWriter
 from flashcheck.inputs.spec import ProblemSpec
-from flashcheck.mutants.registry import CAPABILITIES
+from flashcheck.mutants.registry import CAPABILITIES, control
 
 
 def _line(shard: int, gain: int, seconds: float) -> dict[str, object]:
@@ -34,26 +38,117 @@ def test_every_dtype_once_then_by_yield() -> None:
     assert min(counts.values()) > 0  # nothing is given up for good
 
 
-def test_compiled_kernels_meet_few_signatures_a_shard_and_all_in_the_end() -> None:
-    for seed in range(20):
-        focus = draw_focus(random.Random(seed), CAPABILITIES, ("bf16",))
-        assert focus.options is not None
-        assert len(focus.options) <= OPTIONS_AT_ONCE
-        narrow = focus.narrowed(CAPABILITIES)
-        assert set(narrow.options) <= {*ALWAYS, *focus.options}
-        specs = samples(focus, CAPABILITIES, True, seed)
-        assert len({derived(s, True) for s in specs}) == len(specs) <= 40
-        assert all(narrow.head_dim[0] <= s.head_dim <= narrow.head_dim[1] for s in specs)
-        assert all(CAPABILITIES.refuses(s.outline()) is None for s in specs)
-    scheduler = Scheduler(("fp16", "bf16"), CAPABILITIES, compiled=True, seed=1)
-    foci = []
-    for n in range(200):
-        foci.append(scheduler.choose(n))
-        scheduler.saw(_line(n, 1, 1.0))
-    assert len(set(foci)) <= 21  # about sqrt(2 * 200)
-    assert {f.dtype for f in foci} == {"fp16", "bf16"}
-    assert set(CAPABILITIES.options) - set(ALWAYS) <= {o for f in foci for o in f.options or ()}
+def _inside(focus: Focus, seed: int, cases: int = 40) -> list[ProblemSpec]:
+    """What a shard judges there; of a kernel that is right and costs nothing."""
+    drawn: list[ProblemSpec] = []
+    runner = InProcessRunner(replace(control(), capabilities=CAPABILITIES))
+    runner.judge = lambda case, *_: drawn.append(case.spec) or CaseReport()  # type: ignore[method-assign,func-returns-value]
+    hunt(Shard(seed, seed, focus, cases), runner, lambda _: None)
+    return drawn
+
+
+def test_a_focus_keeps_what_is_compiled_and_draws_the_rest() -> None:
+    foci = Foci(random.Random(3), CAPABILITIES, ("bf16", "fp16"))
+    for seed in range(12):
+        focus = foci.next()
+        specs = _inside(focus, seed)
+        assert len(specs) >= 20
+        signatures = {derived(spec, True) for spec in specs}
+        # One; more only where a window is wider than some of the sequences.
+        assert len(signatures) <= (1 if focus.like is None or focus.like.window is None else 4)
+        assert signatures <= {derived(s, True) for s in samples(focus, CAPABILITIES, True, seed)}
+        assert len({spec.seed for spec in specs}) > 5
+        assert len({spec.family for spec in specs}) > 5
+        assert all(CAPABILITIES.refuses(spec.outline()) is None for spec in specs)
+        assert {focus.kept(spec) for spec in specs} == set(specs)
+
+
+def test_foci_meet_every_option_in_the_end() -> None:
+    foci = Foci(random.Random(1), CAPABILITIES, ("fp16", "bf16"))
+    likes = [focus.like for focus in (foci.next() for _ in range(40)) if focus.like is not None]
+    assert {like.dtype for like in likes} == {"fp16", "bf16"}
+    for name in OPTIONS:
+        if name not in ("segments", "cu_seqlens"):
+            assert {bool(getattr(like, name)) for like in likes} == {True, False}, name
+    assert sum(not any(getattr(like, n) for n in OPTIONS) for like in likes) >= 5  # the fast paths
     assert Focus("bf16").narrowed(CAPABILITIES) is CAPABILITIES
+
+
+class _Compiler:
+    """A campaign of one worker in a time of its own: ``COMPILE`` seconds a signature, ``CASE`` a case."""
+
+    COMPILE, CASE = 5.0, 0.1
+
+    def __init__(self, scheduler: Scheduler, helpers: bool) -> None:
+        self.scheduler, self.helpers = scheduler, helpers
+        self.compiled: set[str] = set()
+        self.ahead: set[str] = set()
+        self.cases, self.clock, self.free_at = 0, 0.0, 0.0
+        self.proposed: Focus | None = None
+
+    def run(self, seconds: float) -> None:
+        shard = 0
+        while self.clock < seconds:
+            self._help()
+            focus = self.scheduler.choose(shard, self.helpers)
+            for n, spec in enumerate(_inside(focus, shard)):
+                name = derived(spec, False)
+                cost = 0.0 if name in self.compiled | self.ahead else self.COMPILE
+                line = {"shard": shard, "dtype": spec.dtype, "covered": [n], "seconds": {"judge": self.CASE}}
+                line |= {"signature": name} if name not in self.compiled else {}
+                line["seconds"] |= {"compile": cost} if name not in self.compiled else {}
+                self.compiled.add(name)
+                self.clock += cost + self.CASE
+                self.cases += 1
+                self.scheduler.saw(line)
+            shard += 1
+
+    def _help(self) -> None:
+        if not self.helpers or self.clock < self.free_at:
+            return
+        if self.proposed is not None:
+            self.scheduler.open(self.proposed)
+            self.proposed = None
+        if self.scheduler.due(helpers=True):
+            self.proposed = self.scheduler.propose()
+            names = {derived(s, False) for s in samples(self.proposed, CAPABILITIES, False, 0)}
+            self.ahead |= names
+            self.free_at = self.clock + len(names) * self.COMPILE
+
+
+@pytest.mark.parametrize("helpers", [False, True])
+def test_many_cases_are_judged_for_each_signature_that_is_compiled(helpers: bool) -> None:
+    scheduler = Scheduler(("bf16",), CAPABILITIES, compiled=True)
+    campaign = _Compiler(scheduler, helpers)
+    campaign.run(60.0)
+    assert len(campaign.compiled) >= 3
+    assert campaign.cases >= 40 * len(campaign.compiled)
+    own = len(campaign.compiled - campaign.ahead)
+    assert own <= 1 if helpers else own * campaign.COMPILE <= 60.0 / 2
+
+
+@pytest.mark.parametrize(("seconds", "narrow"), [(2.0, True), (0.01, False)])
+def test_whether_compiling_is_dear_is_seen_from_first_calls(seconds: float, narrow: bool) -> None:
+    scheduler = Scheduler(("fp16", "bf16"), CAPABILITIES, compiled=None, workers=4)
+    assert scheduler.narrow
+    first = [scheduler.choose(n) for n in range(4)]
+    assert len(set(first)) == 4, "workers that start together compile different things"
+    for n in range(8):
+        scheduler.saw({"shard": n % 4, "signature": str(n), "dtype": "bf16", "seconds": {"compile": seconds}})
+    assert scheduler.settled
+    assert scheduler.narrow is narrow
+    assert (scheduler.choose(4).like is not None) is narrow
+    for n in range(8, 24):  # what was cheap came from an earlier run's cache
+        scheduler.first_call(str(n), 2.0)
+    assert scheduler.narrow
+
+
+def test_given_arms_are_all_there_are() -> None:
+    foci = Foci(random.Random(1), CAPABILITIES, ("bf16",))
+    arms = (foci.next(), foci.next())
+    scheduler = Scheduler(("bf16",), CAPABILITIES, compiled=None, workers=4, arms=arms)
+    assert not scheduler.due(helpers=True)
+    assert {scheduler.choose(n) for n in range(12)} == set(arms)
 
 
 def test_the_first_call_of_a_signature_is_compile_time() -> None:
@@ -67,6 +162,9 @@ def test_the_first_call_of_a_signature_is_compile_time() -> None:
     assert "compile" not in second
     assert "compile" not in LineWriter().line(event)["seconds"]  # nothing is compiled there
     assert derived(spec, False) != derived(ProblemSpec(dtype="bf16", head_dim=17), False)
-    assert derived(spec, False) == derived(
-        ProblemSpec(dtype="bf16", head_dim=9, num_keys=77, scale=2.0), False
+    assert (
+        "compile" not in writer.line(replace(event, report=CaseReport(seconds={"first": 0.1})), "")["seconds"]
     )
+    slow = replace(event, report=CaseReport(seconds={"first": 0.1, "compile": 2.0}))
+    assert writer.line(slow, derived(spec, False))["seconds"] == {"compile": 2.0, "kernel": 0.1}
+    assert derived(spec, False) == derived(ProblemSpec(dtype="bf16", num_keys=77, scale=2.0), False)

@@ -1,22 +1,27 @@
 """Compiles every kernel for Hopper on a machine with no GPU; run as a program by test_compiles.py.
 
+``--fingerprint FILE`` keeps hashes of the code of all launches, those of the tuned tiles too.
+``--against FILE`` names those that differ from what was kept, and exits with 1 where any does.
+
 The interpreter accepts much that the compiler refuses: a name that changes its type in a loop, a constant
 assigned twice. A stand-in driver names the target, and a launch compiles without running.
 """
 
+import argparse
+import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime.jit import JITFunction
 
 from kernels import tuning
 from kernels.backward_dbias import launch_dbias
 from kernels.backward_delta import launch_delta
 from kernels.backward_dkdv import launch_dkdv
 from kernels.backward_dq import launch_dq
+from kernels.bench.offline import compile_only
 from kernels.decode_kernel import launch_decode
 from kernels.forward_kernel import launch_forward
 from kernels.hopper.backward_dkdv import launch_hopper_dkdv
@@ -27,19 +32,7 @@ from kernels.operands import Gradients, Operands
 from kernels.options import parse_options
 from kernels.quantise import columns, prepare
 from kernels.score_path import output_dtype, parse_score_path, plain_path
-
-
-class NoDriver:
-    """What compilation asks of a driver."""
-
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, _device=None):
-        return 0
+from tests.kernels.ptx_fingerprint import changed, fingerprints
 
 
 def compile_all(dtype, head_dim, value_dim, heads, kv_heads, nq, nk, path=None, **options):
@@ -88,27 +81,39 @@ def compile_hopper():
     launch_hopper_pipelined(operands, parsed, path, large)
 
 
+def compile_tuned():
+    """What the tables launch for calls with and without a band, packed too: the code whose speed counts."""
+    ends = torch.tensor([0, 4096, 8192])
+    packing = {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
+    for d in (64, 96, 128, 192):
+        q = torch.empty(1, 8, 8192, d, dtype=torch.bfloat16)
+        row = torch.empty(1, 8, 8192)
+        for options in ({}, {"causal": "bottom_right"}, {"causal": "top_left", **packing}):
+            parsed = parse_options(q, q, **options)
+            launch_hopper_forward(q, q, q, parsed)
+            for dim, tile in tuning.hopper_tables()["pipelined"]:
+                if dim == d and parsed.cu_q is None:
+                    launch_hopper_pipelined(Operands(q, q, q), parsed, plain_path(q.dtype), tile)
+            if d != 192:
+                launch_hopper_dq(q, q, q, q, row, row, parsed)
+                launch_hopper_dkdv(q, q, q, q, row, row, parsed)
+    compile_all(torch.bfloat16, 64, 64, 8, 2, 1000, 1000, softcap=3.0)
+    compile_all(torch.bfloat16, 128, 128, 8, 2, 1000, 1000, causal="top_left")
+    compile_all(torch.float8_e4m3fn, 128, 128, 8, 2, 1000, 1000, causal="top_left")
+
+
 def compile_decode(dtype, block_table=None, **options):
     q, cache = torch.empty(2, 4, 3, 40, dtype=dtype), torch.empty(2, 2, 32, 40, dtype=dtype)
     launch_decode(q, cache, cache, block_table, parse_options(q, cache, **options), plain_path(dtype), 3)
 
 
-def main():
-    triton.runtime.driver.set_active(NoDriver())
-    tuning.architecture = lambda _: "sm90"
-    # Small tiles: what is tested is that the source compiles, not how well.
+def compile_options():
+    """Every option at least once, in small tiles: to see that the source compiles, not how well."""
     small = tuning.Tile(16, 16, 1, 1)
     tuning._BACKWARD = {key: {256: small} for key in tuning._BACKWARD}
     tuning._BACKWARD_TWO_COPIES = {}
     tuning._FORWARD_WITH_DATA_MASK = {}
     tuning._FORWARD = {key: {256: tuning.Tile(16, 32, 1, 1)} for key in tuning._FORWARD}
-    run, names = JITFunction.run, []
-
-    def warm_up(self, *args, **kwargs):
-        names.append(self.__name__)
-        return run(self, *args, **{**kwargs, "warmup": True})
-
-    JITFunction.run = warm_up
     ends = torch.tensor([0, 20, 40])
     everything = {
         "scale": -0.5,
@@ -133,8 +138,29 @@ def main():
     compile_decode(torch.bfloat16)
     paged = {"causal": "bottom_right", "window": (9, None), "softcap": 3.0, "sink": torch.zeros(4)}
     compile_decode(torch.float8_e4m3fn, torch.zeros(2, 1, dtype=torch.int32), scale=-1.0, **paged)
-    sys.stdout.write(" ".join(sorted(set(names))))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--fingerprint", type=Path, help="where the hashes go")
+    parser.add_argument("--against", type=Path, help="hashes to compare with")
+    arguments = parser.parse_args()
+    triton.knobs.compilation.disable_line_info = True
+    tuning.architecture = lambda _: "sm90"
+    compiled = compile_only()
+    found = []
+    if arguments.fingerprint or arguments.against:
+        compile_tuned()
+    compile_options()
+    if arguments.fingerprint:
+        arguments.fingerprint.write_text(json.dumps(fingerprints(compiled), indent=0) + "\n")
+    if arguments.against:
+        found = changed(compiled, arguments.against)
+        same = f"{len(compiled)} launches, the code of {len(compiled) - len(found)} as before"
+        sys.stderr.write("\n".join([*found, same, ""]))
+    sys.stdout.write(" ".join(sorted({kernel.name for kernel in compiled})))
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -21,7 +21,7 @@ from kernels.backward_dq import launch_dq
 from kernels.bench.candidates import all_candidates
 from kernels.decode_kernel import launch_decode
 from kernels.forward_kernel import launch_forward
-from kernels.hopper.backward_dkdv import launch_hopper_dkdv
+from kernels.hopper.backward_dkdv import launch_hopper_dk, launch_hopper_dkdv, launch_hopper_dv
 from kernels.hopper.backward_dq import launch_hopper_dq
 from kernels.hopper.forward import launch_hopper_forward, launch_hopper_products
 from kernels.hopper.pipelined import launch_hopper_pipelined
@@ -187,6 +187,10 @@ def hopper_results(c, problem, operands, parsed, path, stored):
         return dict(zip(("out", "lse"), launch_hopper_products(operands, parsed, path, c.tile), strict=True))
     if c.kernel.endswith("dq"):
         return {"dq": launch_hopper_dq(*given)[:, :, inner["q"]]}
+    if c.kernel.endswith(" dk"):
+        return {"dk": launch_hopper_dk(*given)[:, :, inner["k"]]}
+    if c.kernel.endswith(" dv"):
+        return {"dv": launch_hopper_dv(*given)[:, :, inner["k"]]}
     if c.kernel.endswith("dkdv"):
         dk, dv = launch_hopper_dkdv(*given)
         return {"dk": dk[:, :, inner["k"]], "dv": dv[:, :, inner["k"]]}
@@ -220,7 +224,7 @@ def configurations(arch="sm90"):
             tables.append(("hopper fp8", tuning.hopper_tables()["fp8"]))
             tables += [(order, tuning.hopper_tables()["pipelined fp8"]) for order in PIPELINED]
         elif score is None and dtype.itemsize == 2 and arch == "sm90":
-            for kernel, packed in itertools.product(("forward", "dq", "dkdv"), ("", "packed ")):
+            for kernel, packed in itertools.product(("forward", "dq", "dkdv", "dk", "dv"), ("", "packed ")):
                 tables += [(f"hopper {packed}{kernel}", tuning.hopper_tables()[f"{packed}{kernel}"])]
             tables += [(order, tuning.hopper_tables()["pipelined"]) for order in PIPELINED]
         for kernel, by_dim in tables:

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.bench import alternate, sweep
-from kernels.bench.candidates import KERNELS, OTHERS, candidates
+from kernels.bench.candidates import APART, KERNELS, OTHERS, candidates, shape_of, tile_of
 from kernels.bench.problems import Size
 from kernels.bench.reference import problem, worst_error
 from kernels.tuning import HOPPER_HEAD_DIMS, Tile
@@ -22,13 +22,14 @@ GROUP = {"kernel": "forward", "head_dim": 64, "causal": True, "tokens": 1024, "w
 
 @pytest.mark.parametrize("kernel", [*KERNELS, *OTHERS])
 def test_candidates(kernel):
-    for dim in HOPPER_HEAD_DIMS if kernel in KERNELS else (64, 128):
+    for dim in HOPPER_HEAD_DIMS if kernel in KERNELS else (192,) if kernel in APART else (64, 128):
         assert candidates(kernel, dim)
         tiles = candidates(kernel, dim)
         assert len(set(tiles)) == len(tiles)
         for tile in tiles:
             assert tile.num_warps % 4 == 0
             assert max(tile.block_m, tile.block_n) <= 256
+            assert tile_of(shape_of(tile)) == tile
 
 
 def test_the_tables_tiles_can_be_timed_alone():
@@ -93,7 +94,7 @@ def test_only_right_and_repeatable_results_have_a_speed(change):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="measures tiny sizes in the interpreter")
-@pytest.mark.parametrize("kernel", ["dq", "fp8", "packed"])
+@pytest.mark.parametrize("kernel", ["dq", "dk", "dv", "fp8", "packed"])
 def test_a_worker_judges_and_times(kernel):
     work = {
         **GROUP,

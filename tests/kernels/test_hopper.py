@@ -1,5 +1,6 @@
 """The Hopper kernels against the portable ones (equal bits where tiles are equal) and against float64."""
 
+import itertools
 import math
 
 import pytest
@@ -11,7 +12,7 @@ from kernels.backward_dkdv import launch_dkdv
 from kernels.backward_dq import launch_dq
 from kernels.forward_kernel import launch_forward
 from kernels.hopper import calls
-from kernels.hopper.backward_dkdv import launch_hopper_dkdv
+from kernels.hopper.backward_dkdv import launch_hopper_dk, launch_hopper_dkdv, launch_hopper_dv
 from kernels.hopper.backward_dq import launch_hopper_dq
 from kernels.hopper.forward import launch_hopper_forward
 from kernels.hopper.pipelined import pipelined_possible
@@ -104,6 +105,31 @@ def test_bits_of_the_portable_kernels(d, dtype, options, device):
     assert torch.equal(launch_hopper_dq(*tensors), launch_dq(*portable))
     for one, other in zip(launch_hopper_dkdv(*tensors), launch_dkdv(*portable), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("d", "lengths"), [(96, None), (192, None), (72, [30, 0, 15]), (136, [1, 20, 24])])
+def test_head_dims_in_two_parts(d, lengths, device):
+    """The gradients, packed too; dK and dV by themselves have the bits of the launch that makes both.
+
+    Not the bits of one part: the interpreter, unlike the matrix unit, sums two in another order.
+    """
+    tile = Tile(32, 32, 4, 1, in_parts=True)
+    assert tile.widths(d)[1] > 0
+    nq = nk = 45 if lengths else 70
+    q, k, v = inputs(device, torch.float16, heads=2, kv_heads=1, nq=nq, nk=nk, d=d)
+    options = {"causal": "bottom_right", "window": (40, None)}
+    if lengths:
+        ends = torch.tensor([0, *itertools.accumulate(lengths)], device=device)
+        options |= {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
+    out, lse = forward(q, k, v, **options)
+    dout = make(out.shape, out.dtype, 100, device)
+    delta = rows(out, dout)
+    given = (dout, q, k, v, lse, delta, parse_options(q, k, **options), tile)
+    dk, dv = launch_hopper_dkdv(*given)
+    got = {"dq": launch_hopper_dq(*given), "dk": dk, "dv": dv}
+    assert_gradients_close(got, gradients(q, k, v, dout, **options), q.dtype)
+    assert torch.equal(launch_hopper_dk(*given), dk)
+    assert torch.equal(launch_hopper_dv(*given), dv)
 
 
 @pytest.mark.parametrize("section", [2, 3, 100])
