@@ -84,7 +84,7 @@ def forward_interval(
     centre = weighted(rows.problem, numerator, rows.values)
     shares = numerator + slack if unit.alignment or unit.flush_subnormals else numerator
     charged = slack.mul_(1 + gamma).add_(numerator, alpha=gamma)
-    error = weighted(rows.problem, charged, rows.values.abs())
+    error = weighted(rows.problem, charged, rows.sizes)
     scaled = factor * weights.denominator
     error = error + unit.floor(num_keys) / scaled
     if lost := flushed(machine):  # [O6]

@@ -142,7 +142,7 @@ def _out_error(
             share = probability.error.sum(-1, keepdim=True).clamp(max=0.999)
             moved = deviations.weighted(probability.error)
             softmax = torch.minimum(softmax + (moved + share * softmax) / (1 - share), deviations.hull)
-    summed = weighted(problem, charged, rows.values.abs())
+    summed = weighted(problem, charged, rows.sizes)
     in_units = arithmetic.normalise == "after_product"
     scaled = arithmetic.probability_scale * (weights.denominator if in_units else torch.ones_like(rows.lse))
     floor = unit.floor(num_keys) * max(problem.v_descale, 1.0) / scaled
@@ -218,7 +218,7 @@ def _sum_may_overflow(rows: SoftmaxRows, arithmetic: Arithmetic) -> Tensor:
     if not rows.num_keys or arithmetic.normalise == "before_product":
         return never
     factor = arithmetic.probability_scale * 2.0**arithmetic.rescale_threshold * 1.001
-    largest = rows.values.abs().amax(-2, keepdim=True).repeat_interleave(rows.problem.group, 1)
+    largest = rows.deviations.most
     if not largest.numel() or float(largest.amax()) * factor * rows.num_keys < FP32_MAX:
         return never
     seen = rows.num_keys if rows.mask is None else rows.mask.sum(-1, keepdim=True)

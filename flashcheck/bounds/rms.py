@@ -11,7 +11,6 @@ from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds.accumulation import (
     ROUNDING_RMS,
     accumulation_bias,
-    accumulation_variance,
     accumulation_weights,
 )
 from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT
@@ -69,10 +68,10 @@ def forward_variance(
     variance = deviations.variance(effect)
     variance.add_(weighted(problem, absolute, rows.values.square()))
     variance.addcmul_(out, out, value=ends + (0.6 * machine.division_error) ** 2)
-    variance.add_(accumulation_bias(unit, num_keys, out).square())
-    total = scores.sum(-1, keepdim=True) + accumulation_variance(
-        machine.vector, num_keys, torch.ones_like(rows.lse), torch.ones_like(rows.lse)
-    )
+    if unit.rounding != "nearest":
+        variance.add_(accumulation_bias(unit, num_keys, out).square())
+    # The row sum is 1 in shares of the row, and so is the sum of squares at most.
+    total = scores.sum(-1, keepdim=True) + sum(accumulation_weights(machine.vector, num_keys))
     if rounding is not None and rounded_sum:
         total = total + rounding.sum(-1, keepdim=True)
     if shift is not None:

@@ -57,6 +57,11 @@ class SoftmaxRows:
         """Distances of the values from the output."""
         return Deviations(self.problem, self.values, self.out)
 
+    @cached_property
+    def sizes(self) -> Tensor:
+        """|values|; not to be changed in place."""
+        return self.values.abs()
+
     @property
     def log_p(self) -> Tensor:
         """ln p, -inf where hidden; finite where p itself underflows."""
