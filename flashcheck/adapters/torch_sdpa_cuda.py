@@ -80,7 +80,7 @@ def efficient_kernel() -> Kernel:
 
 def cudnn_kernel() -> Kernel:
     """``torch.sdpa.cuda.cudnn``."""
-    return _kernel("cudnn", CUDNN_CAPABILITIES, _cudnn_arithmetic, _cudnn_call, _cudnn_gradients)
+    return _kernel("cudnn", CUDNN_CAPABILITIES, cudnn_arithmetic, _cudnn_call, _cudnn_gradients)
 
 
 def math_kernel() -> Kernel:
@@ -146,7 +146,8 @@ def _flash_arithmetic(problem: Problem) -> Arithmetic:
     return replace(_usual_arithmetic(problem), scale_placement="scores", flush_subnormals=True)
 
 
-def _cudnn_arithmetic(problem: Problem) -> Arithmetic:
+def cudnn_arithmetic(problem: Problem) -> Arithmetic:
+    """What cuDNN does with this problem, whoever calls it."""
     return replace(
         _usual_arithmetic(problem),
         flush_subnormals=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,13 @@ FILL = 3600.0
 TORCH = {"cuda": ("flash", "efficient", "cudnn", "math"), "cpu": ("flash", "math")}
 TUTORIAL = "triton.tutorial"
 COMPILED = "torch.flex.compiled"
+PACKAGES = {
+    "jax.cuda.xla": "jax_plugins",  # what a jax with CUDA brings along
+    "jax.cuda.cudnn": "jax_plugins",
+    "jax.cuda.pallas": "jax_plugins",
+    "flash_attn.4": "flash_attn",
+}
+"""Kernels of packages other than torch, and the module that each needs."""
 OWN = (
     "kernels:flash_attention",
     "kernels:score_fp16",
@@ -70,12 +78,18 @@ def torch_names(device: str) -> tuple[str, ...]:
 
 
 def others(device: str) -> tuple[str, ...]:
-    """Further attentions that need no package but torch, and Triton's tutorial where its file is named."""
+    """Further attentions: torch's, the tutorial's where its file is named, those of packages found here."""
     names = ("torch.flex.eager", "eager")
     if device != "cuda":
         return names
     tutorial = (TUTORIAL,) if "FLASHCHECK_TRITON_TUTORIAL" in os.environ else ()
-    return (COMPILED, "torch.varlen", *names, *tutorial)
+    found = (name for name, module in PACKAGES.items() if importlib.util.find_spec(module) is not None)
+    return (COMPILED, "torch.varlen", *names, *tutorial, *found)
+
+
+def environment(kernel: str) -> dict[str, str]:
+    """JAX is kept from the GPU in jobs that are not about it."""
+    return {"JAX_PLATFORMS": "cuda,cpu"} if kernel.startswith("jax.cuda.") else {}
 
 
 DTYPES = {
@@ -85,6 +99,9 @@ DTYPES = {
     COMPILED: ("fp16", "bf16"),
     "torch.varlen": ("fp16", "bf16"),
     TUTORIAL: ("fp16",),
+    "jax.cuda.cudnn": ("fp16", "bf16"),
+    "jax.cuda.pallas": ("fp16", "bf16"),
+    "flash_attn.4": ("fp16", "bf16"),
     "kernels:score_fp16": ("bf16", "fp32"),
     "kernels:score_bf16": ("fp16", "fp32"),
     "kernels:score_tf32": ("fp32",),
@@ -147,7 +164,7 @@ GATES = ("gate/torch", "gate/triton")
 
 def certificates(plan: Plan) -> Iterator[Job]:
     """One job for each kernel and dtype; the those of a kernel are merged by ``tests.device.merge``."""
-    slowest = (OWN[0], COMPILED)  # seconds of compilation for each problem
+    slowest = (OWN[0], COMPILED, *PACKAGES)  # seconds of compilation for each problem
     for kernel in dict.fromkeys((*(k for k in slowest if k in plan.kernels), *plan.kernels)):
         for dtype in DTYPES.get(kernel, ALL_DTYPES):
             helpers = 2 if plan.device == "cuda" and kernel in slowest else 0
@@ -160,6 +177,7 @@ def certificates(plan: Plan) -> Iterator[Job]:
                 limit=FILL,
                 slots=1 + helpers,
                 after=GATES,
+                environment=environment(kernel),
             )
 
 
@@ -167,7 +185,7 @@ def edges(plan: Plan) -> Iterator[Job]:
     """A process for each kernel: an illegal access ends all that comes after it in its process."""
     for kernel in plan.kernels:
         asked = ("-m", "tests.report.edges", kernel, "--json", "{out}.json")
-        yield Job(f"edges/{slug(kernel)}", asked, limit=240.0)
+        yield Job(f"edges/{slug(kernel)}", asked, limit=240.0, environment=environment(kernel))
 
 
 def soundness(plan: Plan) -> Iterator[Job]:
@@ -232,6 +250,7 @@ def campaigns(plan: Plan) -> Iterator[Job]:
             (*command, "--seed", str(plan.round + 1)),
             limit=plan.seconds + 60.0,
             slots=slots,
+            environment=environment(kernel),
         )
 
 
