@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+
+ALL_SLOTS = 10_000
+"""More than there are: such a job runs alone."""
 
 FILL = 3600.0
 """No limit but the run's: such a job keeps what it has when it is interrupted."""
@@ -237,7 +241,7 @@ def _honest(name: str, kernels: Sequence[str], seed: int, on_cpu: bool) -> Job:
 
 def campaigns(plan: Plan) -> Iterator[Job]:
     """One fuzz campaign for each kernel, a worker each; of the compiled kernels three, and four that compile
-    ahead."""
+    ahead. ``rate`` measures what a machine can do that has nothing else to do."""
     for kernel in plan.kernels:
         if kernel in ("torch.flex.eager", "eager", TUTORIAL) or kernel in OWN[1:]:
             continue
@@ -254,12 +258,29 @@ def campaigns(plan: Plan) -> Iterator[Job]:
         )
 
 
-def speeds(plan: Plan) -> Iterator[Job]:
-    """Cases per second of one worker, forward and backward, and of two."""
-    for kernel in (torch_names(plan.device)[0], OWN[0]):
-        asked = ("-m", "flashcheck.fuzz.measure", "speed", kernel, "--device", plan.device)
-        command = (*asked, "--seconds", f"{plan.seconds / 4:g}", "--workers", "1", "2", "--out", "{out}.json")
-        yield Job(f"speed/{slug(kernel)}", command, limit=plan.seconds, slots=2)
+RATE_SECONDS = 20.0
+RATE_WORKERS = 12
+RATE_SIGNATURES = 6
+"""Of a rate: seconds that are counted, workers on one GPU (that many cores), signatures of a kernel that is
+compiled: beforehand, by as many processes."""
+
+
+def rates(plan: Plan) -> Iterator[Job]:
+    """Judged cases per second once compiled, lengths up to 512, of a dozen workers on one GPU: the forward's
+    checks on every case, then the backward's; and of one worker. Each keeps all cores to itself: in the
+    company of other jobs it would measure those."""
+    kernels = ((torch_names(plan.device)[0], 0), (OWN[0], RATE_SIGNATURES))
+    crowds = (RATE_WORKERS, 1) if plan.device == "cuda" else (2, 1)
+    for workers, (kernel, signatures), passes in itertools.product(crowds, kernels, ("forward", "backward")):
+        asked = ("-m", "flashcheck.fuzz.measure", "rate", kernel, "--device", plan.device)
+        what = ("--passes", passes, "--workers", str(workers), "--signatures", str(signatures))
+        more = ("--largest", "512", "--seconds", f"{RATE_SECONDS:g}", "--out", "{out}.json")
+        yield Job(
+            f"rate/{slug(kernel)}.{passes}.{workers}",
+            (*asked, *what, *more, "--seed", str(plan.round + 1)),
+            limit=200.0,
+            slots=ALL_SLOTS,
+        )
 
 
 def costs(plan: Plan) -> Iterator[Job]:
@@ -314,7 +335,7 @@ KINDS: dict[str, Callable[[Plan], Iterator[Job]]] = {
     "honest": false_alarms,
     "honest-cpu": emulators,
     "fuzz": campaigns,
-    "speed": speeds,
+    "rate": rates,
     "cost": costs,
     "kernels": own_kernels,
     "mutants": mutants,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from flashcheck.fuzz.measure import summary_of
+from flashcheck.fuzz.time_to_failure import summary_of
 from flashcheck.loading import load
 from flashcheck.mutants import MUTANTS
 from flashcheck.report.certificate import read
