@@ -90,7 +90,7 @@ def backward_bound(
     @cache
     def predictions() -> dict[str, Prediction]:
         variances = rms_backward.backward_variance(
-            problem, forward, exact, given.lse, pairs, of_stored(), sums, scores.noise, machine
+            problem, forward, exact, given, pairs, of_stored(), sums, scores.noise, machine
         )
         linear = rms_backward.first_order(pairs, problem)
         rounded = _after_rounding(values, variances, fmt)
