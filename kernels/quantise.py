@@ -26,6 +26,7 @@ from kernels.score_path import FP8, OPERAND_DTYPE, ScorePath
 from kernels.tuning import padded
 
 _BLOCK_ROWS = 128
+_BLOCK_WORDS = 32  # of four rows
 _LARGEST = {"e4m3": 9, "e5m2": 16}
 """The formats' largest numbers are 0.875 * 2^n."""
 _LIMIT = 126
@@ -116,22 +117,28 @@ def _convert_kernel(
         tl.store(p_out + i_b * s_out[0] + i_h * s_out[1] + o_out, to_operand(b_x, FORMAT), mask=m)
 
 
-@triton.jit(do_not_specialize=["n_blocks", "n_rows"])
+@triton.jit(do_not_specialize=["n_blocks", "n_rows", "n_units"])
 def _columns_kernel(
-    p_x, s_x, p_out, s_out, n_blocks, n_heads, n_rows,
-    D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+    p_x, s_x, p_out, s_out, n_blocks, n_heads, n_rows, n_units,
+    D: tl.constexpr, WORDS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Bytes of ROWS rows, written with rows contiguous."""
+    """Bytes of four rows at a time, packed into words that are written with rows contiguous."""
     i_block = tl.program_id(0) % n_blocks
     i_bh = tl.program_id(0) // n_blocks
     i_b, i_h = (i_bh // n_heads).to(tl.int64), (i_bh % n_heads).to(tl.int64)
-    o_row = i_block.to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    o_d = tl.arange(0, BLOCK_D).to(tl.int64)
-    m = (o_row < n_rows)[:, None] & (o_d < D)[None, :]
-    o_x = o_row[:, None] * s_x[2] + o_d[None, :] * s_x[3]
-    o_out = o_row[:, None] * s_out[2] + o_d[None, :] * s_out[3]
-    b_x = tl.load(p_x + i_b * s_x[0] + i_h * s_x[1] + o_x, mask=m)
-    tl.store(p_out + i_b * s_out[0] + i_h * s_out[1] + o_out, b_x, mask=m)
+    o_word = i_block.to(tl.int64) * WORDS + tl.arange(0, WORDS)
+    o_d = tl.arange(0, BLOCK_D).to(tl.int64)[None, :]
+    p_x += i_b * s_x[0] + i_h * s_x[1]
+    b_out = tl.zeros([WORDS, BLOCK_D], dtype=tl.int32)
+    for i in tl.static_range(4):
+        o_row = o_word * 4 + i
+        m_x = (o_row < n_rows)[:, None] & (o_d < D)
+        b_x = tl.load(p_x + o_row[:, None] * s_x[2] + o_d * s_x[3], mask=m_x, other=0)
+        b_out |= b_x.to(tl.int32) << (8 * i)
+    # Whole units of 16 bytes, so that the compiler may write them at once; zeros behind the rows' end.
+    m_out = (o_word // 4 < n_units)[:, None] & (o_d < D)
+    o_out = i_b * s_out[0] + i_h * s_out[1] + o_word[:, None] + o_d * s_out[2]
+    tl.store(p_out + o_out, b_out, mask=m_out)
 
 
 def columns(x: Tensor) -> Tensor:
@@ -141,16 +148,16 @@ def columns(x: Tensor) -> Tensor:
     turn every tile in every program costs more.
     """
     batch, heads, length, dim = x.shape
-    out = torch.empty((batch, heads, dim, -(-length // 16) * 16), dtype=torch.uint8, device=x.device)
-    out = out.mT[:, :, :length]
+    units = -(-length // 16)
+    out = torch.empty((batch, heads, dim, 4 * units), dtype=torch.int32, device=x.device)
     if out.numel():
-        blocks, bits = triton.cdiv(length, _BLOCK_ROWS), x.view(torch.uint8)
-        constants = {"D": dim, "ROWS": _BLOCK_ROWS, "BLOCK_D": padded(dim)}
+        blocks, bits = triton.cdiv(4 * units, _BLOCK_WORDS), x.view(torch.uint8)
+        constants = {"D": dim, "WORDS": _BLOCK_WORDS, "BLOCK_D": padded(dim)}
         with device_of(x):
             _columns_kernel[(batch * heads * blocks,)](
-                bits, bits.stride(), out, out.stride(), blocks, heads, length, **constants
+                bits, bits.stride(), out, out.stride(), blocks, heads, length, units, **constants
             )
-    return out.view(x.dtype)
+    return out.view(x.dtype).mT[:, :, :length]
 
 
 def prepare(q: Tensor, k: Tensor, v: Tensor, options: Options, path: ScorePath) -> Operands:

@@ -151,12 +151,14 @@ class Pipelined:
         fewest_keys: shorter calls stay with the kernel in Triton.
         persistent: programs take several tiles in turn where there is no mask.
         persistent_masked_below: and under a causal mask with fewer keys than this.
+        turns: the two groups of warps start their products in turn.
     """
 
     tile: Tile
     fewest_keys: int
     persistent: bool
     persistent_masked_below: int
+    turns: bool = False
 
 
 # (element bytes, sum of `parts`) of what kernels/hopper/pipelined.py takes. As many keys a tile as in
@@ -170,7 +172,10 @@ _HOPPER_PIPELINED: dict[tuple[int, int], Pipelined] = {
     (2, 192): Pipelined(Tile(128, 64, 8, 3), 1024, True, 4096),
     (1, 128): Pipelined(Tile(128, 128, 8, 2), 1024, True, 0),
 }
-# The same of packed segments: as many keys as the portable forward's, whatever the lengths. Not yet swept.
+# The same of packed segments, by the sum of `parts`: numbers of keys are those of all segments together.
+_HOPPER_PIPELINED_PACKED: dict[int, Pipelined] = {}
+# The forward in Triton of packed segments: as many keys as the portable forward's, whatever the lengths. Not
+# yet swept.
 _HOPPER_PACKED: dict[int, Tile] = {
     64: Tile(64, 64, 4, 2),
     128: Tile(64, 64, 4, 3),
@@ -336,13 +341,15 @@ def _hopper_forward_tile(head_dim: int, num_keys: int) -> Tile:
 
 
 def pipelined_tile(
-    element_bytes: int, head_dim: int, num_keys: int, banded: bool
-) -> tuple[Tile, bool] | None:
-    """The tile of kernels/hopper/pipelined.py, and whether persistent; None: the call is not for it."""
-    entry = _HOPPER_PIPELINED.get((element_bytes, sum(parts(head_dim, element_bytes))))
+    element_bytes: int, head_dim: int, num_keys: int, banded: bool, packed: bool = False
+) -> tuple[Tile, bool, bool] | None:
+    """The tile of kernels/hopper/pipelined.py, whether persistent, whether in turns; None: not for it."""
+    held = sum(parts(head_dim, element_bytes))
+    entry = _HOPPER_PIPELINED_PACKED.get(held) if packed else _HOPPER_PIPELINED.get((element_bytes, held))
     if entry is None or num_keys < entry.fewest_keys:
         return None
-    return entry.tile, num_keys < entry.persistent_masked_below if banded else entry.persistent
+    persistent = num_keys < entry.persistent_masked_below if banded else entry.persistent
+    return entry.tile, persistent, entry.turns
 
 
 def decode_tile(
@@ -389,6 +396,7 @@ def hopper_tables() -> dict[str, list[tuple[int, Tile]]]:
         "forward": [(dim, tile) for dim, tiles in _HOPPER_FORWARD.items() for _, tile in tiles],
         "pipelined": [(dim, entry.tile) for (size, dim), entry in _HOPPER_PIPELINED.items() if size == 2],
         "pipelined fp8": [(dim, entry.tile) for (size, dim), entry in _HOPPER_PIPELINED.items() if size == 1],
+        "pipelined packed": [(dim, entry.tile) for dim, entry in _HOPPER_PIPELINED_PACKED.items()],
         "packed forward": list(_HOPPER_PACKED.items()),
         "fp8": list(_HOPPER_FP8.items()),
         **banded,

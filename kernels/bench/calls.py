@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -35,10 +36,8 @@ def call(
     dout, q, k, v, lse, delta = tensors
     if kernel == "forward":
         return lambda: launch_hopper_forward(q, k, v, options, tile, section)
-    persistent = kernel.endswith("persistent")
-    if kernel in ("pipelined", "pipelined-persistent"):
-        plain, plain_operands = plain_path(q.dtype), Operands(q, k, v)
-        return lambda: launch_hopper_pipelined(plain_operands, options, plain, tile, section, persistent)
+    if kernel.startswith("pipelined"):
+        return _pipelined(kernel, q, k, v, options, tile, section)
     if kernel == "dkdv":
         return lambda: launch_hopper_dkdv(dout, q, k, v, lse, delta, options, tile, section)
     if kernel == "dq":
@@ -47,17 +46,38 @@ def call(
         launch = launch_hopper_dk if kernel == "dk" else launch_hopper_dv
         return lambda: (launch(dout, q, k, v, lse, delta, options, tile, section),)
     if kernel == "packed":
-        return _packed(q, k, v, options, tile, section)
-    q, k, v = (x.to(FP8_DTYPE) for x in (q, k, v))
-    path = plain_path(FP8_DTYPE)
-    operands = Operands(q, k, columns(v))
-    if kernel.startswith("pipelined"):
-        return lambda: launch_hopper_pipelined(operands, options, path, tile, section, persistent)
+        plain = plain_path(q.dtype)
+        return _packed(
+            q, k, v, options, partial(launch_hopper_products, path=plain, tile=tile, section=section)
+        )
+    operands, path = _fp8(q, k, v), plain_path(FP8_DTYPE)
     return lambda: launch_hopper_products(operands, options, path, tile, section)
 
 
+def _fp8(q: Tensor, k: Tensor, v: Tensor) -> Operands:
+    q, k, v = (x.to(FP8_DTYPE) for x in (q, k, v))
+    return Operands(q, k, columns(v))
+
+
+def _pipelined(
+    kernel: str, q: Tensor, k: Tensor, v: Tensor, options: Options, tile: Tile, section: int | None
+) -> Callable[[], tuple[Tensor, ...]]:
+    """The kernel in Gluon, persistent or in turns as the name says."""
+    launch = partial(
+        launch_hopper_pipelined,
+        path=plain_path(FP8_DTYPE if "fp8" in kernel else q.dtype),
+        tile=tile,
+        section=section,
+        persistent="persistent" in kernel,
+        turns="turns" in kernel,
+    )
+    if "packed" in kernel:
+        return _packed(q, k, v, options, launch)
+    return partial(launch, _fp8(q, k, v) if "fp8" in kernel else Operands(q, k, v), options)
+
+
 def _packed(
-    q: Tensor, k: Tensor, v: Tensor, options: Options, tile: Tile, section: int | None
+    q: Tensor, k: Tensor, v: Tensor, options: Options, launch: Callable[..., tuple[Tensor, ...]]
 ) -> Callable[[], tuple[Tensor, ...]]:
     """The batch as segments of a batch of 1."""
     batch, heads, num_queries, dim = q.shape
@@ -66,7 +86,7 @@ def _packed(
     flat = [x.transpose(0, 1).flatten(1, 2)[None].contiguous() for x in (q, k, v)]
 
     def run() -> tuple[Tensor, ...]:
-        out, lse = launch_hopper_forward(flat[0], flat[1], flat[2], packed, tile, section)
+        out, lse = launch(Operands(flat[0], flat[1], flat[2]), packed)
         return (
             out.view(heads, batch, num_queries, dim).transpose(0, 1),
             lse.view(heads, batch, num_queries).transpose(0, 1),

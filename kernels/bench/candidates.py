@@ -16,8 +16,10 @@ KERNELS = ("forward", "dkdv", "dq")
 APART = ("dk", "dv")
 # The forward besides: with e4m3 inputs, v with keys contiguous (making it so is not timed); and packed bf16
 # inputs. As many keys a tile as other options of the same calls have, so that any of them may be entered.
-COMPILED_ONLY = ("pipelined", "pipelined-persistent", "pipelined-fp8", "pipelined-fp8-persistent")
-"""Kernels that do not run in the interpreter."""
+_PIPELINED_KINDS = ("pipelined", "pipelined-fp8", "pipelined-packed")
+_WAYS = ("", "-persistent", "-turns", "-turns-persistent")
+COMPILED_ONLY = tuple(kind + way for kind in _PIPELINED_KINDS for way in _WAYS)
+"""Do not run in the interpreter; persistent: programs take several tiles, turns: their groups of warps."""
 OTHERS = ("fp8", "packed", *APART, *COMPILED_ONLY)
 
 _IN_PARTS = (0, 1)
@@ -36,6 +38,8 @@ _PIPELINED = {
     192: ((128, 64, 8, 2), (128, 64, 8, 3)),
 }
 _PIPELINED_FP8 = ((128, 128, 8, 2), (128, 128, 8, 3), (128, 128, 8, 4))
+# 64 keys a tile as all packed calls have; with 128 those take as many too (`kernels.tuning`).
+_PIPELINED_PACKED = ((128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 2))
 _PACKED = (
     (64, 64, 4, 2),
     (64, 64, 4, 3),
@@ -124,8 +128,9 @@ _SHAPES: dict[tuple[str, int], tuple[tuple[int, ...], ...]] = {
     ),
     ("fp8", 64): _FP8,
     ("fp8", 128): _FP8,
-    **{(kernel, dim): shapes for kernel in COMPILED_ONLY[:2] for dim, shapes in _PIPELINED.items()},
-    **{(kernel, dim): _PIPELINED_FP8 for kernel in COMPILED_ONLY[2:] for dim in (64, 128)},
+    **{(f"pipelined{way}", dim): shapes for way in _WAYS for dim, shapes in _PIPELINED.items()},
+    **{(f"pipelined-fp8{way}", dim): _PIPELINED_FP8 for way in _WAYS for dim in (64, 128)},
+    **{(f"pipelined-packed{way}", dim): _PIPELINED_PACKED for way in _WAYS for dim in (64, 128)},
     ("packed", 64): _PACKED,
     ("packed", 128): _PACKED,
     ("dq", 256): ((64, 32, 8, 2), (64, 64, 8, 2), (64, 64, 8, 1), (128, 32, 8, 1), (128, 32, 8, 2)),
@@ -179,6 +184,38 @@ def candidates(kernel: str, head_dim: int) -> list[Tile]:
     """What to time, for that head dim or else for the power of two that holds it; there may be nothing."""
     shapes = _SHAPES.get((kernel, head_dim)) or _SHAPES.get((kernel, padded(head_dim)), ())
     return [tile_of(shape) for shape in shapes]
+
+
+# The short list for goals that were missed: (kernel, head dim) -> shapes; all of `_SHAPES` where none stand.
+_MISSED: dict[tuple[str, int], tuple[tuple[int, ...], ...]] = {
+    # packed / dense: the kernel of dense calls, packed; and what packed calls run now, and dense ones.
+    ("pipelined-packed", 128): (),
+    ("pipelined-packed-persistent", 128): (),
+    ("pipelined-packed-turns", 128): ((128, 64, 8, 3), (128, 128, 8, 2)),
+    ("packed", 128): ((64, 64, 4, 3),),
+    ("pipelined", 128): ((128, 128, 8, 2),),
+    ("pipelined-turns", 128): ((128, 128, 8, 2),),
+    # fp8 / bf16: the groups multiply in turn, of which one waits for the other's softmax otherwise.
+    ("pipelined-fp8", 128): ((128, 128, 8, 2), (128, 128, 8, 3)),
+    ("pipelined-fp8-persistent", 128): ((128, 128, 8, 2), (128, 128, 8, 3)),
+    ("pipelined-fp8-turns", 128): (),
+    ("pipelined-fp8-turns-persistent", 128): (),
+    # backward at 96 and 192 / at 128: in parts, and at 192 with dK and dV apart.
+    **{
+        (kernel, dim): ()
+        for dim, kernels in ((192, ("dq", "dkdv", "dk", "dv")), (96, ("dq", "dkdv")))
+        for kernel in kernels
+    },
+}
+
+
+def missed() -> list[tuple[str, int, bool, list[Tile]]]:
+    """(kernel, head dim, causal, tiles): all that is worth timing for the goals that were missed."""
+    return [
+        (kernel, dim, causal, [tile_of(shape) for shape in shapes or _SHAPES[kernel, dim]])
+        for (kernel, dim), shapes in _MISSED.items()
+        for causal in (False, True)
+    ]
 
 
 def tile_of(shape: Sequence[int]) -> Tile:

@@ -1,10 +1,11 @@
 """Times launch configurations of the kernels: ``python -m kernels.bench.sweep --json FILE``.
 
-The dense 16-bit kernels by default; ``--kernels fp8,packed`` for the forward of others.
+The dense 16-bit kernels by default; ``--kernels fp8,packed`` for the forward of others; ``--missed`` for the
+short list of what is worth timing for the goals that were missed.
 
-Compiles every candidate in parallel first; then, a group (kernel, head dim, mask) at a time and each in a
-process of its own, judges every candidate against fp64 and fp32 references and for repeatability, times it,
-and prints the best as entries of `kernels.tuning`. Results are written after every group.
+Compiles every candidate in parallel first; then, in a process for each head dim and mask, judges every one
+against fp64 and fp32 references and for repeatability, times it, and prints the best as entries of
+`kernels.tuning`. Results are written after every kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 import torch
 import triton
 
-from kernels.bench.candidates import COMPILED_ONLY, KERNELS, OTHERS, candidates, shape_of
+from kernels.bench.candidates import COMPILED_ONLY, KERNELS, OTHERS, candidates, missed, shape_of
 from kernels.bench.problems import TOKENS, WIDTH, size
 from kernels.tuning import Tile, hopper_tables, padded
 
@@ -91,27 +92,44 @@ def _key(group: dict[str, Any], tile: Any) -> str:
     return f"{group['kernel']} {group['head_dim']} {group['causal']} {tile}"
 
 
-def measure(group: dict[str, Any], limit: float) -> list[dict[str, Any]]:
-    """Lines of a group's candidates; one that ends the process is marked, and the rest go on in a new one."""
-    lines: list[dict[str, Any]] = []
-    waiting = [(tile, section) for tile in group["tiles"] for section in group["sections"]]
+def measure(groups: list[dict[str, Any]], limit: float) -> dict[str, list[dict[str, Any]]]:
+    """Lines of the candidates of groups that share tensors, by kernel.
+
+    One that ends the process is marked, and the rest go on in a new one.
+    """
+    lines: dict[str, list[dict[str, Any]]] = {group["kernel"]: [] for group in groups}
+    waiting = [
+        [group["kernel"], tile, section]
+        for group in groups
+        for tile in group["tiles"]
+        for section in group["sections"]
+    ]
     deadline = time.monotonic() + limit
     while waiting and time.monotonic() < deadline:
-        done = len(lines)
-        work = {**group, "mode": "measure", "tiles": [tile for tile, _ in waiting]}
-        if len(group["sections"]) > 1:
-            work["tiles"] = list(dict.fromkeys(tuple(tile) for tile, _ in waiting))
-        problem = _spawn(work, lines.append, deadline - time.monotonic())
-        seen = [(line["tile"], line["section"]) for line in lines[done:]]
-        waiting = [pair for pair in waiting if [*pair] not in [[*x] for x in seen]]
+        seen: list[list[Any]] = []
+
+        def keep(line: dict[str, Any], seen: list[list[Any]] = seen) -> None:
+            seen.append([line["kernel"], line["tile"], line["section"]])
+            lines[line["kernel"]].append(line)
+
+        work = {**groups[0], "mode": "measure", "runs": waiting}
+        problem = _spawn(work, keep, deadline - time.monotonic())
+        waiting = [run for run in waiting if run not in seen]
         if problem and waiting:
-            tile, section = waiting.pop(0)
-            lines.append({"tile": tile, "section": section, "error": problem})
-            if time.monotonic() >= deadline:
-                break
+            kernel, tile, section = waiting.pop(0)
+            lines[kernel].append({"kernel": kernel, "tile": tile, "section": section, "error": problem})
         elif not seen:
             break
     return lines
+
+
+def together(groups: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Groups whose candidates run on the same tensors, and so in one process."""
+    found: dict[Any, list[dict[str, Any]]] = {}
+    for group in groups:
+        family = ["fp8" in group["kernel"], "packed" in group["kernel"]]
+        found.setdefault((*family, group["head_dim"], group["causal"]), []).append(group)
+    return list(found.values())
 
 
 def speed(group: dict[str, Any], line: dict[str, Any]) -> float:
@@ -181,6 +199,9 @@ def main() -> int:
     )
     parser.add_argument("--no-orders", action="store_true", help="only the default order of heads")
     parser.add_argument("--current", action="store_true", help="dense 16-bit kernels: only the table's tiles")
+    parser.add_argument(
+        "--missed", action="store_true", help="instead: the short list for goals that were missed"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="compiling processes")
     arguments = parser.parse_args()
     unknown = set(arguments.kernels.split(",")) - {*KERNELS, *OTHERS}
@@ -189,25 +210,32 @@ def main() -> int:
     start = time.monotonic()
     on_gpu = torch.cuda.is_available()
     chosen = arguments.kernels.split(",")
-    if not (on_gpu or arguments.compile_only):
-        chosen = [kernel for kernel in chosen if kernel not in COMPILED_ONLY]
+    runnable = {*KERNELS, *OTHERS} - (set() if on_gpu or arguments.compile_only else {*COMPILED_ONLY})
+    chosen = [kernel for kernel in chosen if kernel in runnable]
     lengths, tokens, width = ([1024, 4096, 16384], TOKENS, WIDTH) if on_gpu else ([40], 40, 128)
+    work = [
+        (kernel, dim, causal, _tiles(kernel, dim, arguments.current))
+        for kernel in chosen
+        for dim in map(int, arguments.head_dims.split(","))
+        for causal in (False, True)
+    ]
+    if arguments.missed:
+        work = [(kernel, dim, causal, tiles) for kernel, dim, causal, tiles in missed() if kernel in runnable]
+    orders = on_gpu and not (arguments.no_orders or arguments.missed)
     groups = [
         {
             "kernel": kernel,
             "head_dim": dim,
             "causal": causal,
-            "tiles": [shape_of(tile) for tile in _tiles(kernel, dim, arguments.current)],
-            "sections": _SECTIONS if kernel in OTHERS and on_gpu and not arguments.no_orders else [None],
+            "tiles": [shape_of(tile) for tile in tiles],
+            "sections": _SECTIONS if kernel in OTHERS and orders else [None],
             "lengths": lengths,
             "tokens": tokens,
             "width": width,
             "milliseconds": 30.0,
         }
-        for kernel in chosen
-        for dim in map(int, arguments.head_dims.split(","))
-        for causal in (False, True)
-        if candidates(kernel, dim)
+        for kernel, dim, causal, tiles in work
+        if tiles
     ]
     record: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -225,35 +253,41 @@ def main() -> int:
         failed = [f"{key}: {x}" for key, x in resources.items() if isinstance(x, str) or x["error"]]
         print(f"compiled {len(resources)} in {time.monotonic() - start:.0f} s", *failed, sep="\n", flush=True)
     best: list[str] = []
-    for i, group in enumerate(groups):
+    measured: dict[str, list[dict[str, Any]]] = {}
+    families = together(groups)
+    for i, family in enumerate(families):
         left = arguments.seconds - (time.monotonic() - start)
-        compiled = [resources.get(_key(group, tile), {}) for tile in group["tiles"]]
-        if arguments.compile_only:
-            lines = [
-                {**x, "tile": t, "section": None, "error": x.get("error")}
-                for x, t in zip(compiled, group["tiles"], strict=True)
-            ]
-        else:
-            # A group may use what is left, shared among those still to come; the first get a little more.
-            lines = measure(group, min(left, 1.5 * left / (len(groups) - i)))
-            best_lines = sorted(lines, key=lambda x: -speed(group, x))[:1]
-            ordered = not arguments.no_orders and len(group["sections"]) == 1
-            if best_lines and usable(best_lines[0]) and ordered and on_gpu and left > 20:
-                orders = {**group, "tiles": [best_lines[0]["tile"]], "sections": [1, 4, 16, 1 << 20]}
-                lines += measure(orders, min(left, 20.0))
-            lines = [{**resources.get(_key(group, list(line["tile"])), {}), **line} for line in lines]
-        _report(group, lines)
-        record["groups"].append({**group, "results": lines})
-        record["seconds"] = time.monotonic() - start
-        _save(arguments.json, record)
-        top = max(lines, key=lambda x: speed(group, x), default=None)
-        if top is not None and usable(top):
-            numbers = ", ".join(map(str, top["tile"]))
-            mask = "band" if group["causal"] else "all"
-            best.append(
-                f"({group['kernel']!r}, {group['head_dim']}) {mask:4}: Tile({numbers}) "
-                f"# section {top['section']}, {speed(group, top):.0f} TFLOP/s"
-            )
+        if not arguments.compile_only:
+            # A family may use what is left, shared among those still to come; the first get a little more.
+            measured = measure(family, min(left, 1.5 * left / (len(families) - i)))
+        for group in family:
+            left = arguments.seconds - (time.monotonic() - start)
+            compiled = [resources.get(_key(group, tile), {}) for tile in group["tiles"]]
+            if arguments.compile_only:
+                lines = [
+                    {**x, "tile": t, "section": None, "error": x.get("error")}
+                    for x, t in zip(compiled, group["tiles"], strict=True)
+                ]
+            else:
+                lines = measured[group["kernel"]]
+                best_lines = sorted(lines, key=lambda x: -speed(group, x))[:1]
+                ordered = orders and len(group["sections"]) == 1
+                if best_lines and usable(best_lines[0]) and ordered and on_gpu and left > 20:
+                    sections = {**group, "tiles": [best_lines[0]["tile"]], "sections": [1, 4, 16, 1 << 20]}
+                    lines += measure([sections], min(left, 20.0))[group["kernel"]]
+                lines = [{**resources.get(_key(group, list(line["tile"])), {}), **line} for line in lines]
+            _report(group, lines)
+            record["groups"].append({**group, "results": lines})
+            record["seconds"] = time.monotonic() - start
+            _save(arguments.json, record)
+            top = max(lines, key=lambda x: speed(group, x), default=None)
+            if top is not None and usable(top):
+                numbers = ", ".join(map(str, top["tile"]))
+                mask = "band" if group["causal"] else "all"
+                best.append(
+                    f"({group['kernel']!r}, {group['head_dim']}) {mask:4}: Tile({numbers}) "
+                    f"# section {top['section']}, {speed(group, top):.0f} TFLOP/s"
+                )
     print("best, for kernels/tuning.py:", *best, sep="\n")
     print(f"{time.monotonic() - start:.0f} s")
     return 0

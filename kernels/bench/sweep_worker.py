@@ -1,8 +1,8 @@
-"""One group of a sweep in a process of its own: a fault of the device ends this process, not the sweep.
+"""One part of a sweep in a process of its own: a fault of the device ends this process, not the sweep.
 
 Run by `kernels.bench.sweep`; takes one JSON argument and prints one JSON line a candidate:
-    {"mode": "compile" | "measure", "kernel", "head_dim", "causal", "tiles": [[...]], "sections": [...],
-     "lengths", "tokens", "width", "milliseconds"}
+    {"mode": "compile", "kernel", "tiles": [[...]], "head_dim", "causal", "lengths", "tokens", "width"}
+    {"mode": "measure", "kernel", "runs": [[kernel, tile, section], ...], "milliseconds", ...}
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def measure_group(work: dict[str, Any]) -> None:
             warm @ warm
     # Lengths with tails, multiples of 16 so that they share the timed problems' compilation; and the
     # shortest timed problem, whole.
-    fp8, batch = "fp8" in kernel, 2 if kernel == "packed" else 1
+    fp8, batch = "fp8" in kernel, 2 if "packed" in kernel else 1
     odd = problem(
         (batch, 16, 16, 304, 336, dim) if device == "cuda" else (batch, 2, 1, 20, 37, dim),
         causal,
@@ -102,31 +102,27 @@ def measure_group(work: dict[str, Any]) -> None:
         dout, q, k, v = longer.tensors(device, 4)
         row = torch.full(q.shape[:3], 9.0, device=device)
         timed.append((longer, (dout, q, k, v, row, row * 0)))
-    for shape in work["tiles"]:
-        for section in work["sections"]:
-            line: dict[str, Any] = {"tile": shape, "section": section, "error": None}
-            tile = tile_of(shape)
-            try:
-                for tensors, exact in (odd, whole):
-                    run = call(
-                        kernel, tensors, parse_options(tensors[1], tensors[2], causal=mask), tile, section
-                    )
-                    got = run()
-                    line["worst_error"] = max(line.get("worst_error", 0.0), worst_error(kernel, got, exact))
-                    repeats = [run() for _ in range(_REPEATS if device == "cuda" else 1)]
-                    same = all(
-                        torch.equal(a, b) for again in repeats for a, b in zip(got, again, strict=True)
-                    )
-                    line["repeatable"] = line.get("repeatable", True) and same
-                for problem_size, tensors in timed:
-                    options = parse_options(tensors[1], tensors[2], causal=mask)
-                    spent = _milliseconds(call(kernel, tensors, options, tile, section), work["milliseconds"])
-                    line.setdefault("milliseconds", {})[str(problem_size.length)] = spent
-            except Exception as error:
-                line["error"] = f"{type(error).__name__}: {error}"[:300]
-            _say(line)
-            if line["error"] and "CUDA" in line["error"] and "resource" not in line["error"]:
-                return  # the context may be lost: a new process goes on with the next candidate
+    for run_kernel, shape, section in work["runs"]:
+        line: dict[str, Any] = {"kernel": run_kernel, "tile": shape, "section": section, "error": None}
+        tile = tile_of(shape)
+        try:
+            for tensors, exact in (odd, whole):
+                options = parse_options(tensors[1], tensors[2], causal=mask)
+                run = call(run_kernel, tensors, options, tile, section)
+                got = run()
+                line["worst_error"] = max(line.get("worst_error", 0.0), worst_error(run_kernel, got, exact))
+                repeats = [run() for _ in range(_REPEATS if device == "cuda" else 1)]
+                same = all(torch.equal(a, b) for again in repeats for a, b in zip(got, again, strict=True))
+                line["repeatable"] = line.get("repeatable", True) and same
+            for problem_size, tensors in timed:
+                options = parse_options(tensors[1], tensors[2], causal=mask)
+                spent = _milliseconds(call(run_kernel, tensors, options, tile, section), work["milliseconds"])
+                line.setdefault("milliseconds", {})[str(problem_size.length)] = spent
+        except Exception as error:
+            line["error"] = f"{type(error).__name__}: {error}"[:300]
+        _say(line)
+        if line["error"] and "CUDA" in line["error"] and "resource" not in line["error"]:
+            return  # the context may be lost: a new process goes on with the next candidate
 
 
 def main() -> None:

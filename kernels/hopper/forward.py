@@ -191,9 +191,10 @@ def launch_hopper_products(
     packed = options.cu_q is not None
     fp8 = path.operand in FP8
     if tile is None and q.device.type == "cuda" and pipelined_possible(options):
-        pipelined = pipelined_tile(q.element_size(), head_dim, num_keys, banded)
+        pipelined = pipelined_tile(q.element_size(), head_dim, num_keys, banded, packed)
         if pipelined is not None:
-            return launch_hopper_pipelined(operands, options, path, pipelined[0], section, pipelined[1])
+            tile, persistent, turns = pipelined
+            return launch_hopper_pipelined(operands, options, path, tile, section, persistent, turns=turns)
     if tile is None:
         kind = "fp8" if fp8 else "forward"
         tile = hopper_tile(kind, q.device.type, head_dim, banded, num_queries, num_keys, packed)

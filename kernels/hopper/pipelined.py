@@ -18,11 +18,11 @@ are the same: the padding adds zeros.
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -31,6 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.hopper.calls import section_heads
+from kernels.hopper.launch import tiles_of
 from kernels.launch import device_of
 from kernels.operands import Operands
 from kernels.options import Options
@@ -40,6 +41,7 @@ from kernels.tuning import Tile, parts
 # Named async_load from Triton 3.7 on, and only so from 3.9 on.
 _copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 _GROUP_ROWS = gl.constexpr(64)
+_CLEARED_ROWS = gl.constexpr(16)
 _LN2 = gl.constexpr(0.6931471805599453)
 _ELEMENT = {
     torch.float16: gl.float16,
@@ -50,13 +52,38 @@ _ELEMENT = {
 
 
 @gluon.jit
-def _work(i_work, n_tiles, n_rows, section, n_heads, n_queries, n_keys, right, SIZES: gl.constexpr):
-    """`kernels.hopper.order.work_item`, and how far the keys of that tile of queries reach.
+def _segment(i_slot, p_cu, n_segments, BLOCK: gl.constexpr, WARPS: gl.constexpr):
+    """`kernels.hopper.packed.segment_of`: the segment that owns a slot, and the tile's number in it."""
+    of_segments: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    i_segment = i_slot * 0 - 1
+    for i_chunk in range(0, n_segments, 32):
+        o_s = i_chunk + gl.arange(0, 32, of_segments)
+        first = gl.load(p_cu + o_s, mask=o_s < n_segments, other=0).to(gl.int32) // BLOCK + o_s
+        i_segment += gl.sum(((o_s < n_segments) & (first <= i_slot)).to(gl.int32), 0)
+    i_segment = gl.maximum(i_segment, 0)
+    return i_segment, i_slot - (gl.load(p_cu + i_segment).to(gl.int32) // BLOCK + i_segment)
+
+
+@gluon.jit
+def _bounds(i_segment, p_cu, total):
+    """`kernels.hopper.packed.bounds`."""
+    start = gl.minimum(gl.maximum(gl.load(p_cu + i_segment).to(gl.int32), 0), total)
+    stop = gl.minimum(gl.load(p_cu + i_segment + 1).to(gl.int32), total)
+    return start, gl.maximum(stop - start, 0)
+
+
+@gluon.jit
+def _work(i_work, sizes, lengths, packing, SIZES: gl.constexpr, WARPS: gl.constexpr):
+    """`kernels.hopper.order.work_item`, where it lies, and how far the keys of that tile of queries reach.
 
     Returns:
         batch, head, first query; tiles of keys to visit (one at least), and how many of them, the first ones,
-        need no mask.
+        need no mask; the first query and key of the segment, and how many it has of each. An empty slot's
+        first query is past the segment's end: its tile is worked on, and nothing is written.
     """
+    _n_work, n_tiles, n_rows, section, n_heads = sizes
+    n_queries, n_keys, right = lengths
+    p_cu_q, p_cu_k, n_segments = packing
     BLOCK_M: gl.constexpr = SIZES[0]
     BLOCK_N: gl.constexpr = SIZES[1]
     HAS_RIGHT: gl.constexpr = SIZES[2]
@@ -65,7 +92,14 @@ def _work(i_work, n_tiles, n_rows, section, n_heads, n_queries, n_keys, right, S
     heads_here = gl.minimum(section, n_rows - i_section * section)
     i_local = i_work - i_section * section * n_tiles
     i_bh = i_section * section + i_local % heads_here
-    i_m = (n_tiles - 1 - i_local // heads_here) * BLOCK_M
+    i_t = n_tiles - 1 - i_local // heads_here
+    q_start = 0
+    k_start = 0
+    if SIZES[6]:
+        i_s, i_t = _segment(i_t, p_cu_q, n_segments, BLOCK_M, WARPS)
+        q_start, n_queries = _bounds(i_s, p_cu_q, n_queries)
+        k_start, n_keys = _bounds(i_s, p_cu_k, n_keys)
+    i_m = i_t * BLOCK_M
     stop = n_keys
     full = n_keys
     if HAS_RIGHT:
@@ -73,20 +107,19 @@ def _work(i_work, n_tiles, n_rows, section, n_heads, n_queries, n_keys, right, S
         stop = gl.minimum(stop, gl.minimum(i_m + BLOCK_M, n_queries) + shift + right)
         full = gl.minimum(full, i_m + shift + right + 1)
     n_visited = gl.maximum((stop + BLOCK_N - 1) // BLOCK_N, 1)
-    return i_bh // n_heads, i_bh % n_heads, i_m, n_visited, gl.maximum(full, 0) // BLOCK_N
+    n_full = gl.maximum(full, 0) // BLOCK_N
+    return i_bh // n_heads, i_bh % n_heads, i_m, n_visited, n_full, q_start, k_start, n_queries, n_keys
 
 
 @gluon.jit
 def _load(
-    descriptors, rings, barriers, sizes, lengths, group,
+    descriptors, rings, barriers, sizes, lengths, packing, group,
     SIZES: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, FP8: gl.constexpr,
 ):  # fmt: skip
     """Role of one warp: queries, keys and values into shared memory, as far ahead as the rings allow."""
     d_q, d_k, d_v, d_q2, d_k2, d_v2 = descriptors
     q_ring, k_ring, v_ring, q_ring2, k_ring2, v_ring2 = rings
-    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
-    n_work, n_tiles, n_rows, section, n_heads = sizes
-    n_queries, n_keys, right = lengths
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, _turns = barriers
     BLOCK_N: gl.constexpr = SIZES[1]
     SECOND: gl.constexpr = SIZES[4]
     TWO: gl.constexpr = SIZES[5] > 0
@@ -95,22 +128,20 @@ def _load(
     v_bytes: gl.constexpr = d_v.block_type.nbytes + (d_v2.block_type.nbytes if TWO else 0)
     done = 0
     i_round = 0
-    for i_work in range(gl.program_id(0), n_work, gl.num_programs(0)):
-        i_b, i_h, i_m, n_visited, _ = _work(
-            i_work, n_tiles, n_rows, section, n_heads, n_queries, n_keys, right, SIZES
-        )
+    for i_work in range(gl.program_id(0), sizes[0], gl.num_programs(0)):
+        i_b, i_h, i_m, n_visited, _, q_start, k_start, _, _ = _work(i_work, sizes, lengths, packing, SIZES, 1)
         i_hk = i_h // group
         for i_g in gl.static_range(GROUPS):
             mbarrier.wait(q_empty.index(i_g), (i_round & 1) ^ 1)
             mbarrier.expect(q_full.index(i_g), q_bytes)
-            row = i_m + i_g * _GROUP_ROWS
+            row = q_start + i_m + i_g * _GROUP_ROWS
             _copy_tile(d_q, [i_b, i_h, row, 0], q_full.index(i_g), q_ring.index(i_g))
             if TWO:
                 _copy_tile(d_q2, [i_b, i_h, row, SECOND], q_full.index(i_g), q_ring2.index(i_g))
         for i in range(n_visited):
             slot = (done + i) % STAGES
             phase = ((done + i) // STAGES) & 1
-            row = i * BLOCK_N
+            row = k_start + i * BLOCK_N
             mbarrier.wait(k_empty.index(slot), phase ^ 1)
             mbarrier.expect(k_full.index(slot), k_bytes)
             _copy_tile(d_k, [i_b, i_hk, row, 0], k_full.index(slot), k_ring.index(slot))
@@ -124,6 +155,19 @@ def _load(
                 _copy_tile(d_v2, [i_b, i_hk, row, SECOND], v_full.index(slot), v_ring2.index(slot))
         done += n_visited
         i_round += 1  # noqa: SIM113
+
+
+@gluon.jit
+def _take_turn(turns, i_turn, I_GROUP: gl.constexpr, TURNS: gl.constexpr):
+    """Wait until the other group has started its products; the first group has the first turn."""
+    if TURNS:
+        mbarrier.wait(turns.index(I_GROUP), (i_turn & 1) ^ (1 - I_GROUP))
+
+
+@gluon.jit
+def _give_turn(turns, I_GROUP: gl.constexpr, TURNS: gl.constexpr):
+    if TURNS:
+        mbarrier.arrive(turns.index(1 - I_GROUP))
 
 
 @gluon.jit
@@ -194,6 +238,18 @@ def _start_product(b_p, v_ring, slot, acc, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
+def _clear_rows(ring, slot, rows_inside, BLOCK_N: gl.constexpr, WIDTH: gl.constexpr):
+    """Zeros in a slot from row ``rows_inside`` on. Both groups may do so at once: they write the same."""
+    of_rows: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // WIDTH, WIDTH // 8], [4, 1], [1, 0])
+    tile = ring.index(slot).reshape([BLOCK_N, WIDTH])
+    for first in gl.static_range(0, BLOCK_N, _CLEARED_ROWS):
+        part = tile.slice(first, _CLEARED_ROWS)
+        o_row = first + gl.arange(0, _CLEARED_ROWS, gl.SliceLayout(1, of_rows))[:, None]
+        b_x = part.load(of_rows)
+        part.store(gl.where(o_row < rows_inside, b_x, gl.zeros_like(b_x)))
+
+
+@gluon.jit
 def _by_row(x, like):
     """A number a row, to be spread over the columns of another tensor."""
     return gl.convert_layout(x, gl.SliceLayout(1, like.type.layout))[:, None]
@@ -219,15 +275,16 @@ def _store_output(
 
 @gluon.jit
 def _compute(
-    rings, barriers, outputs, factors, sizes, lengths, group, given_sigma,
-    I_GROUP: gl.constexpr, SIZES: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, PATH: gl.constexpr,
+    common, I_GROUP: gl.constexpr, SIZES: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+    PATH: gl.constexpr,
 ):  # fmt: skip
     """Role of a group of four warps: 64 queries of each tile."""
+    rings, barriers, outputs, factors, sizes, lengths, packing, group, given_sigma = common
     q_ring, k_ring, v_ring, q_ring2, k_ring2, v_ring2 = rings
-    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns = barriers
     p_o, s_ob, s_oh, s_om, p_lse = outputs
-    n_work, n_tiles, n_rows, section, n_heads = sizes
-    n_queries, n_keys, right = lengths
+    n_heads = sizes[4]
+    total, _, right = lengths
     BLOCK_N: gl.constexpr = SIZES[1]
     BLOCK_D: gl.constexpr = SIZES[4]
     BLOCK_D2: gl.constexpr = SIZES[5]
@@ -237,6 +294,7 @@ def _compute(
     P_SCALE: gl.constexpr = PATH[1]
     PROMOTE: gl.constexpr = PATH[2]
     SCALED: gl.constexpr = PATH[3]
+    TURNS: gl.constexpr = PATH[4]
     dtype: gl.constexpr = k_ring.dtype
     FP8: gl.constexpr = dtype.primitive_bitwidth == 8
     DEPTH: gl.constexpr = 256 // dtype.primitive_bitwidth
@@ -251,9 +309,9 @@ def _compute(
     nothing_yet = gl.zeros([ROWS, BLOCK_D], gl.float32, of_output)
     done = 0
     i_round = 0
-    for i_work in range(gl.program_id(0), n_work, gl.num_programs(0)):
-        i_b, i_h, i_m, n_visited, n_full = _work(
-            i_work, n_tiles, n_rows, section, n_heads, n_queries, n_keys, right, SIZES
+    for i_work in range(gl.program_id(0), sizes[0], gl.num_programs(0)):
+        i_b, i_h, i_m, n_visited, n_full, q_start, _, n_queries, n_keys = _work(
+            i_work, sizes, lengths, packing, SIZES, 4
         )
         sigma, i_kv = _head_sigma(given_sigma, factors, i_b, i_h, n_heads, group, SCALED)
         i_m += I_GROUP * ROWS
@@ -269,7 +327,9 @@ def _compute(
 
         slot = done % STAGES
         mbarrier.wait(k_full.index(slot), (done // STAGES) & 1)
+        _take_turn(turns, done, I_GROUP, TURNS)
         scores = _start_scores(b_q, b_q2, k_ring, k_ring2, slot, nothing, SIZES)
+        _give_turn(turns, I_GROUP, TURNS)
         s = warpgroup_mma_wait(0, deps=(scores,))
         mbarrier.arrive(k_empty.index(slot))
         if FP8:
@@ -292,10 +352,15 @@ def _compute(
                     b_v = v_ring.index(slot).reshape([BLOCK_D, BLOCK_N]).permute((1, 0))
                     factor = gl.convert_layout(alpha, of_output_rows)[:, None]
                     base = nothing_yet if PROMOTE else acc * factor
+                    if TURNS:
+                        mbarrier.wait(k_full.index(after), ((done + i + 1) // STAGES) & 1)
+                    _take_turn(turns, done + i + 1, I_GROUP, TURNS)
                     product = warpgroup_mma(b_p, b_v, base, use_acc=not PROMOTE, is_async=True)
-                    mbarrier.wait(k_full.index(after), ((done + i + 1) // STAGES) & 1)
+                    if not TURNS:
+                        mbarrier.wait(k_full.index(after), ((done + i + 1) // STAGES) & 1)
                     b_k = k_ring.index(after).reshape([BLOCK_N, BLOCK_D]).permute((1, 0))
                     scores = warpgroup_mma(b_q, b_k, nothing, use_acc=False, is_async=True)
+                    _give_turn(turns, I_GROUP, TURNS)
                     b_pv = warpgroup_mma_wait(1, deps=(product,))
                     mbarrier.arrive(v_empty.index(slot))
                     # A tile's sum starts from zero in the matrix unit; fp32 adds it to the rest.
@@ -329,11 +394,16 @@ def _compute(
                     slot = (done + i) % STAGES
                     before = (done + i - 1) % STAGES
                     mbarrier.wait(k_full.index(slot), ((done + i) // STAGES) & 1)
+                    if TURNS:
+                        mbarrier.wait(v_full.index(before), ((done + i - 1) // STAGES) & 1)
+                    _take_turn(turns, done + i, I_GROUP, TURNS)
                     scores = _start_scores(b_q, b_q2, k_ring, k_ring2, slot, nothing, SIZES)
-                    mbarrier.wait(v_full.index(before), ((done + i - 1) // STAGES) & 1)
+                    if not TURNS:
+                        mbarrier.wait(v_full.index(before), ((done + i - 1) // STAGES) & 1)
                     product = _start_product(b_p, v_ring, before, acc, BLOCK_N)
                     if TWO:
                         product2 = _start_product(b_p, v_ring2, before, acc2, BLOCK_N)
+                    _give_turn(turns, I_GROUP, TURNS)
                     s = warpgroup_mma_wait(2 if TWO else 1, deps=(scores,))
                     mbarrier.arrive(k_empty.index(slot))
                     if i_part == 1:
@@ -352,6 +422,14 @@ def _compute(
             mbarrier.arrive(q_empty.index(I_GROUP))
             slot = (done + n_visited - 1) % STAGES
             mbarrier.wait(v_full.index(slot), ((done + n_visited - 1) // STAGES) & 1)
+            if SIZES[6]:
+                # Weights of the next segment's keys are zero, but zero times their NaN is not.
+                rows_inside = n_keys - (n_visited - 1) * BLOCK_N
+                if rows_inside < BLOCK_N:
+                    _clear_rows(v_ring, slot, rows_inside, BLOCK_N, BLOCK_D)
+                    if TWO:
+                        _clear_rows(v_ring2, slot, rows_inside, BLOCK_N, BLOCK_D2)
+                    fence_async_shared()
             product = _start_product(b_p, v_ring, slot, acc, BLOCK_N)
             if TWO:
                 product2 = _start_product(b_p, v_ring2, slot, acc2, BLOCK_N)
@@ -370,8 +448,9 @@ def _compute(
         m_any = reach >= 0
         top = m_i * sigma if SUBTRACT_FIRST else m_i
         lse = gl.where(m_any, (top + gl.log2(l_i)) * _LN2, float("-inf"))
-        gl.store(p_lse + (i_b * n_heads + i_h).to(gl.int64) * n_queries + o_m, lse, mask=o_m < n_queries)
-        p_tile = p_o + i_b.to(gl.int64) * s_ob + i_h.to(gl.int64) * s_oh + i_m.to(gl.int64) * s_om
+        o_lse = (i_b * n_heads + i_h).to(gl.int64) * total + q_start + o_m
+        gl.store(p_lse + o_lse, lse, mask=o_m < n_queries)
+        p_tile = p_o + i_b.to(gl.int64) * s_ob + i_h.to(gl.int64) * s_oh + (q_start + i_m).to(gl.int64) * s_om
         p_factor = factors[2] + i_kv if SCALED else p_o
         rows_left = n_queries - i_m
         _store_output(p_tile, s_om, acc, l_i, m_any, rows_left, p_factor, 0, D, P_SCALE, SCALED)
@@ -379,18 +458,24 @@ def _compute(
             _store_output(p_tile, s_om, acc2, l_i, m_any, rows_left, p_factor, BLOCK_D, D, P_SCALE, SCALED)
 
 
-@gluon.jit(do_not_specialize=["n_work", "n_tiles", "n_rows", "section", "n_queries", "n_keys", "right"])
+@gluon.jit(
+    do_not_specialize=[
+        "n_work", "n_tiles", "n_rows", "section", "n_queries", "n_keys", "right", "n_segments",
+    ]
+)  # fmt: skip
 def _hopper_pipelined_kernel(
     d_q, d_k, d_v, d_q2, d_k2, d_v2, p_o, s_ob, s_oh, s_om, p_lse, p_qf, p_kf, p_vf,
     n_work, n_tiles, n_rows, section, n_heads, group, n_queries, n_keys, sigma, right,
+    p_cu_q, p_cu_k, n_segments,
     D: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_D2: gl.constexpr, BLOCK_N: gl.constexpr,
     GROUPS: gl.constexpr, STAGES: gl.constexpr,
     HAS_RIGHT: gl.constexpr, BOTTOM_RIGHT: gl.constexpr, SUBTRACT_FIRST: gl.constexpr, P_SCALE: gl.constexpr,
-    PROMOTE: gl.constexpr, SCALED: gl.constexpr,
+    PROMOTE: gl.constexpr, SCALED: gl.constexpr, TURNS: gl.constexpr,
+    PACKED: gl.constexpr,
 ):  # fmt: skip
     FP8: gl.constexpr = d_v.dtype.primitive_bitwidth == 8
-    PATH: gl.constexpr = (SUBTRACT_FIRST, P_SCALE, PROMOTE, SCALED)
-    SIZES: gl.constexpr = (GROUPS * _GROUP_ROWS, BLOCK_N, HAS_RIGHT, BOTTOM_RIGHT, BLOCK_D, BLOCK_D2)
+    PATH: gl.constexpr = (SUBTRACT_FIRST, P_SCALE, PROMOTE, SCALED, TURNS)
+    SIZES: gl.constexpr = (GROUPS * _GROUP_ROWS, BLOCK_N, HAS_RIGHT, BOTTOM_RIGHT, BLOCK_D, BLOCK_D2, PACKED)
     q_ring = gl.allocate_shared_memory(d_q.dtype, [GROUPS, 1, 1, _GROUP_ROWS, BLOCK_D], d_q.layout)
     k_ring = gl.allocate_shared_memory(d_k.dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D], d_k.layout)
     rows: gl.constexpr = BLOCK_D if FP8 else BLOCK_N
@@ -409,6 +494,11 @@ def _hopper_pipelined_kernel(
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turns = q_full
+    if TURNS:
+        turns = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(GROUPS):
+            mbarrier.init(turns.index(i), 1)
     for i in gl.static_range(GROUPS):
         mbarrier.init(q_full.index(i), 1)
         mbarrier.init(q_empty.index(i), 1)
@@ -418,23 +508,22 @@ def _hopper_pipelined_kernel(
         mbarrier.init(k_empty.index(i), GROUPS)
         mbarrier.init(v_empty.index(i), GROUPS)
     rings = (q_ring, k_ring, v_ring, q_ring2, k_ring2, v_ring2)
-    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty)
+    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, turns)
     sizes = (n_work, n_tiles, n_rows, section, n_heads)
     descriptors = (d_q, d_k, d_v, d_q2, d_k2, d_v2)
     outputs = (p_o, s_ob, s_oh, s_om, p_lse)
     lengths = (n_queries, n_keys, right)
     factors = (p_qf, p_kf, p_vf)
+    packing = (p_cu_q, p_cu_k, n_segments)
+    common = (rings, barriers, outputs, factors, sizes, lengths, packing, group, sigma)
     gl.warp_specialize(
         [
+            (_compute, (common, 0, SIZES, D, STAGES, PATH)),
+            (_compute, (common, 1, SIZES, D, STAGES, PATH)),
             (
-                _compute,
-                (rings, barriers, outputs, factors, sizes, lengths, group, sigma, 0, SIZES, D, STAGES, PATH),
+                _load,
+                (descriptors, rings, barriers, sizes, lengths, packing, group, SIZES, GROUPS, STAGES, FP8),
             ),
-            (
-                _compute,
-                (rings, barriers, outputs, factors, sizes, lengths, group, sigma, 1, SIZES, D, STAGES, PATH),
-            ),
-            (_load, (descriptors, rings, barriers, sizes, lengths, group, SIZES, GROUPS, STAGES, FP8)),
         ],
         [4, 1],
         [240, 24],
@@ -443,7 +532,7 @@ def _hopper_pipelined_kernel(
 
 def pipelined_possible(options: Options) -> bool:
     """Whether the kernel covers a call that `kernels.hopper.calls.possible` accepts."""
-    return options.left is None and options.sigma > 0 and options.cu_q is None
+    return options.left is None and options.sigma > 0
 
 
 def _descriptor(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
@@ -461,6 +550,7 @@ def launch_hopper_pipelined(
     section: int | None = None,
     persistent: bool = False,
     programs: int | None = None,
+    turns: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """O and the natural log-sum-exp of a call that `pipelined_possible` accepts, beside `possible`.
 
@@ -471,6 +561,7 @@ def launch_hopper_pipelined(
         section: heads that run side by side (`kernels.hopper.order`).
         persistent: one program a multiprocessor, which takes several tiles in turn.
         programs: if persistent, how many instead.
+        turns: the groups start their products in turn, so that one multiplies while the other exponentiates.
     """
     q, k, v = operands.q, operands.k, operands.v
     batch, heads, num_queries, head_dim = q.shape
@@ -480,7 +571,7 @@ def launch_hopper_pipelined(
     if section is None:
         banded = options.right is not None
         section = section_heads(k, group, batch * heads) if banded else group
-    num_tiles = triton.cdiv(num_queries, tile.block_m)
+    num_tiles = tiles_of(q, tile.block_m, options)
     work = num_tiles * batch * heads
     if programs is None and q.device.type == "cuda":
         programs = torch.cuda.get_device_properties(q.device).multi_processor_count
@@ -511,6 +602,9 @@ def launch_hopper_pipelined(
             k.shape[2],
             options.sigma,
             options.right or 0,
+            options.cu_q,
+            options.cu_k,
+            options.segments,
             D=head_dim,
             BLOCK_D=first,
             BLOCK_D2=width2,
@@ -523,6 +617,8 @@ def launch_hopper_pipelined(
             P_SCALE=path.probability_scale,
             PROMOTE=path.promote,
             SCALED=path.scales_mode == 1,
+            TURNS=turns,
+            PACKED=options.cu_q is not None,
             num_warps=4,
         )
     return out, lse

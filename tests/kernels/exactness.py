@@ -33,7 +33,7 @@ from kernels.tuning import Tile
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 FP8_NAMES = ("e4m3", "e5m2")
-PIPELINED = ("hopper pipelined", "hopper pipelined persistent")
+PIPELINED = tuple(f"hopper pipelined{turns}{way}" for turns in ("", " turns") for way in ("", " persistent"))
 
 
 @dataclass(frozen=True)
@@ -180,9 +180,10 @@ def hopper_results(c, problem, operands, parsed, path, stored):
         operands = replace(operands, v=columns(operands.v))
     if c.kernel.startswith("hopper pipelined"):
         # Fewer programs than tiles, so that each takes several in turn.
-        persistent = c.kernel.endswith("persistent")
-        pair = launch_hopper_pipelined(operands, parsed, path, c.tile, None, persistent, programs=1)
-        return dict(zip(("out", "lse"), pair, strict=True))
+        how = {"persistent": "persistent" in c.kernel, "turns": "turns" in c.kernel, "programs": 1}
+        given = replace(operands, q=q, k=k, v=v) if "packed" in c.kernel else operands
+        pair = launch_hopper_pipelined(given, parsed, path, c.tile, **how)
+        return {name: x[:, :, inner["q"]] for name, x in zip(("out", "lse"), pair, strict=True)}
     if c.kernel == "hopper fp8":
         return dict(zip(("out", "lse"), launch_hopper_products(operands, parsed, path, c.tile), strict=True))
     if c.kernel.endswith("dq"):
@@ -226,7 +227,10 @@ def configurations(arch="sm90"):
         elif score is None and dtype.itemsize == 2 and arch == "sm90":
             for kernel, packed in itertools.product(("forward", "dq", "dkdv", "dk", "dv"), ("", "packed ")):
                 tables += [(f"hopper {packed}{kernel}", tuning.hopper_tables()[f"{packed}{kernel}"])]
-            tables += [(order, tuning.hopper_tables()["pipelined"]) for order in PIPELINED]
+            for table in ("pipelined", "pipelined packed"):
+                tables += [
+                    (order.replace("pipelined", table), tuning.hopper_tables()[table]) for order in PIPELINED
+                ]
         for kernel, by_dim in tables:
             entries = by_dim if isinstance(by_dim, list) else by_dim.items()
             found += [Configuration(kernel, dtype, dim, tile, score) for dim, tile in entries]

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.bench import alternate, sweep
-from kernels.bench.candidates import APART, KERNELS, OTHERS, candidates, shape_of, tile_of
+from kernels.bench.candidates import APART, KERNELS, OTHERS, candidates, missed, shape_of, tile_of
 from kernels.bench.problems import Size
 from kernels.bench.reference import problem, worst_error
 from kernels.tuning import HOPPER_HEAD_DIMS, Tile
@@ -37,6 +37,38 @@ def test_the_tables_tiles_can_be_timed_alone():
         assert set(sweep._tiles(kernel, 64, True)) < set(sweep._tiles(kernel, 64, False))
         assert sweep._tiles(kernel, 64, True)
     assert sweep._tiles("pipelined", 64, True) == candidates("pipelined", 64)
+
+
+def test_the_short_list_is_of_candidates():
+    """Each of its kernels with something to compare; those that share tensors run in one process."""
+    for kernel, dim, _, tiles in missed():
+        assert tiles
+        assert set(tiles) <= set(candidates(kernel, dim))
+    groups = [{"kernel": name, "head_dim": dim, "causal": causal} for name, dim, causal, _ in missed()]
+    families = sweep.together(groups)
+    assert len(families) == 10
+    assert [group for family in families for group in family if group not in groups] == []
+    assert sum(map(len, families)) == len(groups)
+
+
+def test_a_run_that_ends_its_process_is_marked_and_the_rest_go_on(monkeypatch):
+    def spawn(work, on_line, _limit):
+        for kernel, tile, section in work["runs"]:
+            if tile[0] == 64:
+                return "exit -11"
+            on_line({"kernel": kernel, "tile": tile, "section": section, "error": None})
+        return ""
+
+    monkeypatch.setattr(sweep, "_spawn", spawn)
+    groups = [
+        {"kernel": n, "tiles": [[32, 1], [64, 1], [16, 1]], "sections": [None, 4]} for n in ("dq", "dkdv")
+    ]
+    for lines in sweep.measure(groups, 60.0).values():
+        assert [(x["tile"][0], x["section"], x["error"]) for x in lines] == [
+            (rows, section, "exit -11" if rows == 64 else None)
+            for rows in (32, 64, 16)
+            for section in (None, 4)
+        ]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="times tiny sizes in the interpreter")
@@ -100,8 +132,7 @@ def test_a_worker_judges_and_times(kernel):
         **GROUP,
         "mode": "measure",
         "kernel": kernel,
-        "tiles": [[32, 32, 8, 2]],
-        "sections": [None],
+        "runs": [[kernel, [32, 32, 8, 2], None]],
         "lengths": [40],
         "tokens": 40,
         "milliseconds": 1.0,

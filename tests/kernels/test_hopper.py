@@ -255,7 +255,7 @@ def test_the_declaration_knows_what_a_call_asks_for(options, device):
         ({"window": (None, 3)}, True),
         ({"window": (3, None)}, False),
         ({"scale": -0.5}, False),
-        ({"cu_seqlens_q": torch.tensor([0, 20]), "cu_seqlens_k": torch.tensor([0, 20])}, False),
+        ({"cu_seqlens_q": torch.tensor([0, 20]), "cu_seqlens_k": torch.tensor([0, 20])}, True),
     ],
     ids=str,
 )

@@ -70,10 +70,14 @@ def test_long_calls_go_to_the_pipelined_kernel(size, dim):
     entry = tuning._HOPPER_PIPELINED[size, dim]
     for d in (dim - 24, dim):
         assert tuning.pipelined_tile(size, d, entry.fewest_keys - 1, False) is None
-        assert tuning.pipelined_tile(size, d, entry.fewest_keys, False) == (entry.tile, entry.persistent)
+        assert tuning.pipelined_tile(size, d, entry.fewest_keys, False) == (
+            entry.tile,
+            entry.persistent,
+            entry.turns,
+        )
         masked = entry.persistent_masked_below > entry.fewest_keys
-        assert tuning.pipelined_tile(size, d, entry.fewest_keys, True) == (entry.tile, masked)
-        assert tuning.pipelined_tile(size, d, 1 << 20, True) == (entry.tile, False)
+        assert tuning.pipelined_tile(size, d, entry.fewest_keys, True) == (entry.tile, masked, entry.turns)
+        assert tuning.pipelined_tile(size, d, 1 << 20, True) == (entry.tile, False, entry.turns)
     assert tuning.pipelined_tile(size, 256, 1 << 20, False) is None
     assert tuning.pipelined_tile(4, dim, 1 << 20, False) is None
 
