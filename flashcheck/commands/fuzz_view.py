@@ -202,6 +202,5 @@ def print_finding(console: Console, finding: Finding, path: str) -> None:
     if tries and again < tries:
         lines.append(f"  repeats  the same bits in {again} of {tries} runs: the kernel is not deterministic")
     lines.append(f"  replay   flashcheck replay {path}")
-    if finding.script:
-        lines.append(f"  script   {finding.script}")
+    lines.append(f"  script   {finding.script or 'none: the campaign ended before it was written and run'}")
     console.print(Text("\n".join(lines)))
