@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import signal
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -97,25 +97,25 @@ def measure_mutants(
     started = time.monotonic()
     result = _result(head, names, seeds, seconds, known)
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(jobs, max(1, len(left))), context, _one_thread)
-    try:
-        futures: dict[Future[dict[str, Any]], tuple[str, int]] = {
-            pool.submit(time_to_failure, name, seed, seconds): (name, seed) for name, seed in left
-        }
-        for done, future in enumerate(as_completed(futures), 1):
-            name, seed = futures[future]
-            known[name, seed] = run = future.result()
+    with context.Pool(min(jobs, max(1, len(left))), _alone) as pool:  # left at once when it is interrupted
+        runs = pool.imap_unordered(_measured, [(name, seed, seconds) for name, seed in left])
+        for done, (name, seed, run) in enumerate(runs, 1):
+            known[name, seed] = run
             result = _result(head, names, seeds, seconds, known)
             write_json(out, result)
             rest = (time.monotonic() - started) / done * (len(left) - done)
             say(f"{len(known):4} of {len(wanted)}, {rest / 60:3.0f} min left  {name} {seed}: {_told(run)}")
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
     return result
 
 
-def _one_thread() -> None:
+def _alone() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this decides when to stop
     torch.set_num_threads(1)
+
+
+def _measured(asked: tuple[str, int, float]) -> tuple[str, int, dict[str, Any]]:
+    name, seed, seconds = asked
+    return name, seed, time_to_failure(name, seed, seconds)
 
 
 def _told(run: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,32 +28,28 @@ def _run(name: str, seed: int, _seconds: float) -> dict[str, Any]:
 
 
 class _Inline:
-    """An executor without processes, that is stopped by Ctrl-C before its ``limit``-th run."""
+    """A pool without processes, that is stopped by Ctrl-C before its ``limit``-th run."""
 
     limit, done = 99, 0
 
     def __init__(self, *_: object) -> None: ...
 
-    def submit(self, _function: object, *arguments: Any) -> SimpleNamespace:
-        def result() -> dict[str, Any]:
+    def __enter__(self) -> _Inline:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def imap_unordered(self, _function: object, asked: list[tuple[str, int, float]]) -> Iterator[Any]:
+        for name, seed, seconds in asked:
             if _Inline.done == _Inline.limit:
                 raise KeyboardInterrupt
             _Inline.done += 1
-            return _run(*arguments)
-
-        return SimpleNamespace(result=result)
-
-    def shutdown(self, **_: object) -> None: ...
-
-
-class _Hashable(SimpleNamespace):
-    __hash__ = object.__hash__
+            yield name, seed, _run(name, seed, seconds)
 
 
 def test_a_stopped_measurement_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{__name__}.SimpleNamespace", _Hashable)
-    monkeypatch.setattr(time_to_failure, "ProcessPoolExecutor", _Inline)
-    monkeypatch.setattr(time_to_failure, "as_completed", list)
+    context = SimpleNamespace(Pool=_Inline)
+    monkeypatch.setattr(time_to_failure.multiprocessing, "get_context", lambda _: context)
     out, said = tmp_path / "mutants.json", []
     where: tuple[Any, ...] = (["a", "b"], 3, 20.0, out, {"what": "mutants"})
     monkeypatch.setattr(_Inline, "limit", 4)
