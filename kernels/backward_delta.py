@@ -12,9 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.launch import device_of
+from kernels.launched import Launch, layout, remembered
 from kernels.tuning import padded
 
 _ROWS = 64
+_launches: dict[tuple[object, ...], Launch] = {}
 
 
 @triton.jit(do_not_specialize=["n_tiles", "n_queries"])
@@ -60,22 +62,15 @@ def launch_delta(dout: Tensor, out: Tensor, dlse: Tensor | None) -> Tensor:
     delta = torch.empty((batch, heads, num_queries), dtype=torch.float32, device=out.device)
     if delta.numel() == 0:
         return delta
-    num_tiles = triton.cdiv(num_queries, _ROWS)
+
+    def make() -> Launch:
+        num_tiles = triton.cdiv(num_queries, _ROWS)
+        constants = {"DV": value_dim, "BLOCK_M": _ROWS, "BLOCK_DV": padded(value_dim)}
+        return Launch(num_tiles * batch * heads, (), (num_tiles, heads, num_queries), constants)
+
+    no_strides = (0, 0, 0)
+    key = (out.get_device(), layout(out), layout(dout), None if dlse is None else layout(dlse))
+    before = (out, out.stride(), dout, dout.stride(), dlse, no_strides if dlse is None else dlse.stride())
     with device_of(out):
-        _delta_kernel[(num_tiles * batch * heads,)](
-            out,
-            out.stride(),
-            dout,
-            dout.stride(),
-            dlse,
-            (0, 0, 0) if dlse is None else dlse.stride(),
-            delta,
-            delta.stride(),
-            num_tiles,
-            heads,
-            num_queries,
-            DV=value_dim,
-            BLOCK_M=_ROWS,
-            BLOCK_DV=padded(value_dim),
-        )
+        remembered(_launches, key, make).run(_delta_kernel, (), (*before, delta, delta.stride()))
     return delta

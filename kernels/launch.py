@@ -13,10 +13,14 @@ from kernels.options import Options
 from kernels.score_path import ScorePath
 from kernels.tuning import Tile, backward_tile, padded
 
+_NOTHING = nullcontext()
+
 
 def device_of(x: Tensor) -> AbstractContextManager[Any]:
     """Triton launches on the current device, which need not be the tensors'."""
-    return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
+    if x.device.type != "cuda" or x.device.index == torch.cuda.current_device():
+        return _NOTHING
+    return torch.cuda.device(x.device)
 
 
 def with_strides(*tensors: Tensor | None) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ class Options:
         slopes: (batch, heads) fp32, times log2 e; sink: (heads,) fp32; key_lengths: (batch,).
         cu_q, cu_k: first rows of packed segments, and the end.
         segments: batches, or packed segments; longest_q, longest_k: of any of them.
+        launches: what launches with these options remember (`kernels.launched`).
     """
 
     scale: float
@@ -55,6 +56,7 @@ class Options:
     segments: int
     longest_q: int
     longest_k: int
+    launches: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def data_mask(self) -> bool:
@@ -62,8 +64,21 @@ class Options:
         return self.mask is not None or self.bias is not None
 
 
+_checked: set[tuple[Any, ...]] = set()
+
+
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise ValueError, naming the argument, its value and what is legal, unless the three fit together."""
+    key = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
+    if key in _checked:
+        return
+    _check_tensors(q, k, v)
+    if len(_checked) >= _MOST_PARSED:
+        _checked.clear()
+    _checked.add(key)
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4:
             raise ValueError(f"{name} has {x.ndim} dimensions; it must have 4: (batch, heads, length, dim)")
@@ -112,7 +127,39 @@ def check_gradients(
             )
 
 
+_parsed: dict[tuple[Any, ...], Options] = {}
+_MOST_PARSED = 1024
+
+
 def parse_options(
+    q: Tensor,
+    k: Tensor,
+    *,
+    scale: float | None = None,
+    causal: str | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    **others: Any,
+) -> Options:
+    """Options of a call on checked tensors; ValueError names an illegal argument and what is legal.
+
+    Takes those of `kernels.interface.flash_attention`. The same object for calls that are alike and have no
+    further options: these are parsed once.
+    """
+    plain = all(x is None for x in others.values())
+    # A scale of -0.0 is not one of 0.0, though they are equal.
+    if not plain or scale == 0 or not isinstance(window, tuple | None):
+        return _parse(q, k, scale=scale, causal=causal, window=window, **others)
+    key = (q.shape, k.shape, scale, causal, window)
+    found = _parsed.get(key)
+    if found is None:
+        found = _parse(q, k, scale=scale, causal=causal, window=window)
+        if len(_parsed) >= _MOST_PARSED:
+            _parsed.clear()
+        _parsed[key] = found
+    return found
+
+
+def _parse(
     q: Tensor,
     k: Tensor,
     *,
@@ -128,7 +175,6 @@ def parse_options(
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
 ) -> Options:
-    """Options of a call on checked tensors; ValueError names an illegal argument and what is legal."""
     batch, heads, num_queries, head_dim = q.shape
     num_keys = k.shape[2]
     if causal not in CAUSAL:

@@ -207,18 +207,13 @@ def _rounding_in_tiles(weights: WeightErrors) -> tuple[Tensor, Tensor]:
     running = weights.tiling.running_max
     assert running is not None
     shift = weights.stored_in_tiles - weight
-    variance = torch.zeros_like(shift)
     # A representable operand (P = 1 at the maximum) rounds to itself, unless fp32 errors move it.
-    exact = (shift == 0).logical_and_(weight > 0).flatten().nonzero().squeeze(-1)
-    if len(exact):
-        own = weight.flatten()[exact]
-        half = half_ulp(own * factor, fmt).div_(factor)
-        size = (weights.tiling.per_key(running.abs()) + rows.gap).flatten()[exact]
-        moved = torch.minimum(half, size.mul_(ROUNDING_RMS * UNIT).mul_(own))
-        carried = (
-            share.flatten()[exact]
-            if share.shape == weight.shape
-            else (share.flatten()[exact // rows.num_keys])
-        )
-        variance.view(-1).scatter_(0, exact, moved.mul_(carried).square_())
+    exact = (shift == 0).double()
+    size = weights.tiling.per_key(running.abs()) + rows.gap
+    # Half an ulp is more than u / 2 of the weight: the smaller of both only where scores are huge.
+    fine = not size.numel() or float(size.amax()) * ROUNDING_RMS * UNIT < fmt.unit_roundoff / 2
+    moved = size.mul_(ROUNDING_RMS * UNIT).mul_(weight)
+    if not fine:
+        torch.minimum(moved, half_ulp(weight * factor, fmt).div_(factor), out=moved)
+    variance = moved.mul_(exact).mul_(share).square_()
     return shift.mul_(share), variance

@@ -12,13 +12,14 @@ from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _REGISTER_FILE, _SHARED_MEMORY = 65536, 228 * 1024  # of a multiprocessor; a program takes 1 KiB more
 
 
-class _NoDriver:
+class NoDriver:
     """What compilation asks of a driver; a launch is never made."""
 
     def get_current_target(self) -> GPUTarget:
@@ -33,7 +34,7 @@ class _NoDriver:
 
 def compile_only() -> list[Any]:
     """From here on, launches of this process compile for sm90 and do not run; the list collects results."""
-    triton.runtime.driver.set_active(_NoDriver())
+    triton.runtime.driver.set_active(NoDriver())
     run, compiled = JITFunction.run, []
 
     def warm_up(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -41,7 +42,11 @@ def compile_only() -> list[Any]:
         compiled.append(kernel)
         return kernel
 
+    def launched_again(self: Any, _grid: Any) -> Callable[..., None]:
+        return lambda *_arguments: compiled.append(self)
+
     JITFunction.run = warm_up
+    CompiledKernel.__getitem__ = launched_again
     return compiled
 
 

@@ -17,6 +17,7 @@ from kernels.hopper.launch import band_constants, tiles_of, work_arguments
 from kernels.hopper.order import work_item
 from kernels.hopper.packed import masked_rows, part_of_rows, placed
 from kernels.launch import device_of
+from kernels.launched import Launch, layout, remembered
 from kernels.masking import band_sees, tile_range
 from kernels.options import Options
 from kernels.scores import LOG2E
@@ -229,35 +230,33 @@ def _launch(
     tile: Tile | None,
     section: int | None,
 ) -> None:
-    rows = k.shape[0] * k.shape[1]
     banded = options.left is not None or options.right is not None
-    tile = tile or hopper_tile(kernel, q.device.type, q.shape[3], banded, q.shape[2], k.shape[2])
-    packed = options.cu_k is not None
-    num_tiles = tiles_of(k, tile.block_n, options)
-    if section is None:
-        section = section_heads(q, 1, rows) if banded else 1
-    widths = tile.widths(q.shape[3])
-    with device_of(q):
-        _hopper_dkdv_kernel[(num_tiles * rows,)](
-            *part_descriptors(q, tile.block_m, widths),
-            *part_descriptors(k, tile.block_n, widths),
-            *part_descriptors(v, tile.block_n, widths),
-            *part_descriptors(dout, tile.block_m, widths),
-            lse,
-            lse.stride(),
-            delta,
-            delta.stride(),
-            dk,
-            dv,
-            options.scale,
-            *work_arguments(num_tiles, k, section, q, k, options),
-            q if packed else None,
-            q.stride(),
-            dout if packed else None,
-            dout.stride(),
-            BLOCK_D=widths[0],
-            BLOCK_D2=widths[1],
-            **band_constants(tile, q, options),
-            WANT_DK=dk is not None,
-            WANT_DV=dv is not None,
+    chosen = tile or hopper_tile(kernel, q.device.type, q.shape[3], banded, q.shape[2], k.shape[2])
+
+    def make() -> Launch:
+        widths, heads = chosen.widths(q.shape[3]), k.shape[0] * k.shape[1]
+        num_tiles = tiles_of(k, chosen.block_n, options)
+        side_by_side = section
+        if side_by_side is None:
+            side_by_side = section_heads(q, 1, heads) if banded else 1
+        rows = ((q, chosen.block_m), (k, chosen.block_n), (v, chosen.block_n), (dout, chosen.block_m))
+        return Launch(
+            num_tiles * heads,
+            [x for tensor, n in rows for x in part_descriptors(tensor, n, widths)],
+            work_arguments(num_tiles, k, side_by_side, q, k, options),
+            {
+                **band_constants(chosen, q, options),
+                "BLOCK_D": widths[0],
+                "BLOCK_D2": widths[1],
+                "WANT_DK": dk is not None,
+                "WANT_DV": dv is not None,
+            },
         )
+
+    key = (kernel, chosen, section, q.get_device(), *map(layout, (q, k, v, dout, lse, delta)))
+    before = (lse, lse.stride(), delta, delta.stride(), dk, dv, options.scale)
+    packed = options.cu_k is not None
+    after = (q if packed else None, q.stride(), dout if packed else None, dout.stride())
+    with device_of(q):
+        launch = remembered(options.launches, key, make)
+        launch.run(_hopper_dkdv_kernel, (q, q, k, k, v, v, dout, dout), before, after)

@@ -14,6 +14,7 @@ from kernels.hopper.launch import band_constants, tiles_of, work_arguments
 from kernels.hopper.order import work_item
 from kernels.hopper.packed import masked_rows, part_of_rows, placed
 from kernels.launch import device_of
+from kernels.launched import Launch, layout, remembered
 from kernels.masking import band_sees, tile_range
 from kernels.options import Options
 from kernels.scores import LOG2E
@@ -153,33 +154,33 @@ def launch_hopper_dq(
         section: heads that run side by side (`kernels.hopper.order`); by default what the cache holds.
     """
     batch, heads, num_queries, head_dim = q.shape
-    num_keys = k.shape[2]
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     banded = options.left is not None or options.right is not None
-    tile = tile or hopper_tile("dq", q.device.type, head_dim, banded, num_queries, num_keys)
-    packed = options.cu_q is not None
-    num_tiles = tiles_of(q, tile.block_m, options)
-    group = heads // k.shape[1]
-    if section is None:
-        section = section_heads(k, group, batch * heads) if banded else group
-    widths = tile.widths(q.shape[3])
+    chosen = tile or hopper_tile("dq", q.device.type, head_dim, banded, num_queries, k.shape[2])
+
+    def make() -> Launch:
+        widths, group = chosen.widths(head_dim), heads // k.shape[1]
+        num_tiles = tiles_of(q, chosen.block_m, options)
+        side_by_side = section
+        if side_by_side is None:
+            side_by_side = section_heads(k, group, batch * heads) if banded else group
+        rows = ((q, chosen.block_m), (k, chosen.block_n), (v, chosen.block_n), (dout, chosen.block_m))
+        return Launch(
+            num_tiles * batch * heads,
+            [x for tensor, n in rows for x in part_descriptors(tensor, n, widths)],
+            work_arguments(num_tiles, q, side_by_side, q, k, options),
+            {
+                **band_constants(chosen, q, options),
+                "BLOCK_D": widths[0],
+                "BLOCK_D2": widths[1],
+            },
+        )
+
+    key = ("dq", chosen, section, q.get_device(), *map(layout, (q, k, v, dout, lse, delta)))
+    before = (lse, lse.stride(), delta, delta.stride(), dq, options.scale)
+    after = (k if options.cu_q is not None else None, k.stride())
     with device_of(q):
-        _hopper_dq_kernel[(num_tiles * batch * heads,)](
-            *part_descriptors(q, tile.block_m, widths),
-            *part_descriptors(k, tile.block_n, widths),
-            *part_descriptors(v, tile.block_n, widths),
-            *part_descriptors(dout, tile.block_m, widths),
-            lse,
-            lse.stride(),
-            delta,
-            delta.stride(),
-            dq,
-            options.scale,
-            *work_arguments(num_tiles, q, section, q, k, options),
-            k if packed else None,
-            k.stride(),
-            BLOCK_D=widths[0],
-            BLOCK_D2=widths[1],
-            **band_constants(tile, q, options),
+        remembered(options.launches, key, make).run(
+            _hopper_dq_kernel, (q, q, k, k, v, v, dout, dout), before, after
         )
     return dq

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -98,14 +100,18 @@ def packed_by_name(given: Mapping[str, Any]) -> bool:
 
 def _readable(x: Tensor) -> bool:
     """Whether a descriptor can describe x: not empty, aligned, rows contiguous, no stride of 0 or less."""
+    return x.data_ptr() % _ALIGNMENT == 0 and _readable_from_there(x.shape, x.stride(), x.element_size())
+
+
+@lru_cache(1024)
+def _readable_from_there(shape: tuple[int, ...], strides: tuple[int, ...], element_bytes: int) -> bool:
     return (
-        x.numel() > 0
-        and x.data_ptr() % _ALIGNMENT == 0
-        and x.stride(3) == 1
-        and x.shape[3] * x.element_size() % _ALIGNMENT == 0
+        math.prod(shape) > 0
+        and strides[3] == 1
+        and shape[3] * element_bytes % _ALIGNMENT == 0
         and all(
-            n == 1 or (stride > 0 and stride * x.element_size() % _ALIGNMENT == 0)
-            for n, stride in zip(x.shape[:3], x.stride()[:3], strict=True)
+            n == 1 or (stride > 0 and stride * element_bytes % _ALIGNMENT == 0)
+            for n, stride in zip(shape[:3], strides[:3], strict=True)
         )
     )
 

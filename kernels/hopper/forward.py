@@ -13,6 +13,7 @@ from kernels.hopper.order import work_item
 from kernels.hopper.packed import masked_rows, part_of_rows, placed
 from kernels.hopper.pipelined import launch_hopper_pipelined, pipelined_possible
 from kernels.launch import device_of, with_strides
+from kernels.launched import Launch, layout, remembered
 from kernels.masking import band_sees, row_sees_any, tile_range
 from kernels.operands import Operands
 from kernels.options import Options
@@ -198,36 +199,43 @@ def launch_hopper_products(
     if tile is None:
         kind = "fp8" if fp8 else "forward"
         tile = hopper_tile(kind, q.device.type, head_dim, banded, num_queries, num_keys, packed)
-    num_tiles = tiles_of(q, tile.block_m, options)
+    chosen = tile
     out = torch.empty(q.shape, dtype=path.output, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    group = heads // k.shape[1]
-    if section is None:
-        # Measured on an H200: several heads side by side pay only for short rows under a band; elsewhere one
-        # head (or group that shares its keys) after the other is faster. Not swept with packed segments.
-        several = banded and padded(head_dim) <= _SHORT_ROWS
-        section = section_heads(k, group, batch * heads) if several or packed else group
-    with device_of(q):
-        _hopper_forward_kernel[(num_tiles * batch * heads,)](
-            descriptor(q, tile.block_m),
-            descriptor(k, tile.block_n),
-            columns_descriptor(v, tile.block_n) if fp8 else descriptor(v, tile.block_n),
-            out,
-            out.stride(),
-            lse,
-            *work_arguments(num_tiles, q, section, q, k, options),
-            v if packed else None,
-            v.stride(),
-            *with_strides(operands.q_factor, operands.k_factor, operands.v_factor),
-            FORMAT=path.operand,
-            P_SCALE=path.probability_scale,
-            PROMOTE=path.promote,
-            SCALES=path.scales_mode,
-            V_COLUMNS=fp8,
-            HAS_TAIL=packed or banded or num_keys % tile.block_n != 0,
-            NEGATIVE=options.sigma < 0,
-            SUBTRACT_FIRST=path.subtract_first,
-            BLOCK_D=padded(head_dim),
-            **band_constants(tile, q, options),
+
+    def make() -> Launch:
+        group = heads // k.shape[1]
+        num_tiles = tiles_of(q, chosen.block_m, options)
+        side_by_side = section
+        if side_by_side is None:
+            # Measured on an H200: several heads side by side pay only for short rows under a band; elsewhere
+            # one head (or group that shares its keys) after the other is faster. Not swept where packed.
+            several = banded and padded(head_dim) <= _SHORT_ROWS
+            side_by_side = section_heads(k, group, batch * heads) if several or packed else group
+        values = columns_descriptor if fp8 else descriptor
+        return Launch(
+            num_tiles * batch * heads,
+            (descriptor(q, chosen.block_m), descriptor(k, chosen.block_n), values(v, chosen.block_n)),
+            work_arguments(num_tiles, q, side_by_side, q, k, options),
+            {
+                **band_constants(chosen, q, options),
+                "BLOCK_D": padded(head_dim),
+                "FORMAT": path.operand,
+                "P_SCALE": path.probability_scale,
+                "PROMOTE": path.promote,
+                "SCALES": path.scales_mode,
+                "V_COLUMNS": fp8,
+                "HAS_TAIL": packed or banded or num_keys % chosen.block_n != 0,
+                "NEGATIVE": options.sigma < 0,
+                "SUBTRACT_FIRST": path.subtract_first,
+            },
         )
+
+    factors = (operands.q_factor, operands.k_factor, operands.v_factor)
+    layouts = [None if x is None else layout(x) for x in (q, k, v, *factors)]
+    key = ("forward", chosen, section, path, q.get_device(), *layouts)
+    after = (v if packed else None, v.stride(), *with_strides(*factors))
+    with device_of(q):
+        launch = remembered(options.launches, key, make)
+        launch.run(_hopper_forward_kernel, (q, k, v), (out, out.stride(), lse), after)
     return out, lse

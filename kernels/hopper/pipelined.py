@@ -33,6 +33,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from kernels.hopper.calls import section_heads
 from kernels.hopper.launch import tiles_of
 from kernels.launch import device_of
+from kernels.launched import Launch, layout, remembered
 from kernels.operands import Operands
 from kernels.options import Options
 from kernels.score_path import FP8, ScorePath
@@ -567,58 +568,70 @@ def launch_hopper_pipelined(
     batch, heads, num_queries, head_dim = q.shape
     out = torch.empty(q.shape, dtype=path.output, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    group = heads // k.shape[1]
-    if section is None:
-        banded = options.right is not None
-        section = section_heads(k, group, batch * heads) if banded else group
-    num_tiles = tiles_of(q, tile.block_m, options)
-    work = num_tiles * batch * heads
-    if programs is None and q.device.type == "cuda":
-        programs = torch.cuda.get_device_properties(q.device).multi_processor_count
-    programs = work if not persistent or programs is None else min(work, programs)
-    rows, fp8 = tile.block_m // 2, path.operand in FP8
-    factors = (operands.q_factor, operands.k_factor, operands.v_factor)
-    first, width2 = parts(head_dim, q.element_size())
-    second: list[TensorDescriptor | None] = [None, None, None]
-    if width2:
-        second = [_descriptor(x, n, width2) for x, n in ((q, rows), (k, tile.block_n), (v, tile.block_n))]
-    with device_of(q):
-        _hopper_pipelined_kernel[(programs,)](
-            _descriptor(q, rows, first),
-            _descriptor(k, tile.block_n, first),
-            _descriptor(v.mT, first, tile.block_n) if fp8 else _descriptor(v, tile.block_n, first),
-            *second,
-            out,
-            *out.stride()[:3],
-            lse,
-            *factors,
-            work,
-            num_tiles,
-            batch * heads,
-            section,
-            heads,
-            group,
-            num_queries,
-            k.shape[2],
-            options.sigma,
-            options.right or 0,
-            options.cu_q,
-            options.cu_k,
-            options.segments,
-            D=head_dim,
-            BLOCK_D=first,
-            BLOCK_D2=width2,
-            BLOCK_N=tile.block_n,
-            GROUPS=2,
-            STAGES=tile.num_stages,
-            HAS_RIGHT=options.right is not None,
-            BOTTOM_RIGHT=options.bottom_right,
-            SUBTRACT_FIRST=path.subtract_first,
-            P_SCALE=path.probability_scale,
-            PROMOTE=path.promote,
-            SCALED=path.scales_mode == 1,
-            TURNS=turns,
-            PACKED=options.cu_q is not None,
-            num_warps=4,
+
+    def make() -> Launch:
+        group = heads // k.shape[1]
+        side_by_side = section
+        if side_by_side is None:
+            banded = options.right is not None
+            side_by_side = section_heads(k, group, batch * heads) if banded else group
+        num_tiles = tiles_of(q, tile.block_m, options)
+        work = num_tiles * batch * heads
+        most = programs
+        if most is None and q.device.type == "cuda":
+            most = torch.cuda.get_device_properties(q.device).multi_processor_count
+        rows, fp8 = tile.block_m // 2, path.operand in FP8
+        first, width2 = parts(head_dim, q.element_size())
+        second: list[TensorDescriptor | None] = [None, None, None]
+        if width2:
+            second = [_descriptor(x, n, width2) for x, n in ((q, rows), (k, tile.block_n), (v, tile.block_n))]
+        return Launch(
+            work if not persistent or most is None else min(work, most),
+            (
+                _descriptor(q, rows, first),
+                _descriptor(k, tile.block_n, first),
+                _descriptor(v.mT, first, tile.block_n) if fp8 else _descriptor(v, tile.block_n, first),
+                *second,
+            ),
+            (
+                work,
+                num_tiles,
+                batch * heads,
+                side_by_side,
+                heads,
+                group,
+                num_queries,
+                k.shape[2],
+                options.sigma,
+                options.right or 0,
+                options.cu_q,
+                options.cu_k,
+                options.segments,
+            ),
+            {
+                "D": head_dim,
+                "BLOCK_D": first,
+                "BLOCK_D2": width2,
+                "BLOCK_N": tile.block_n,
+                "GROUPS": 2,
+                "STAGES": tile.num_stages,
+                "HAS_RIGHT": options.right is not None,
+                "BOTTOM_RIGHT": options.bottom_right,
+                "SUBTRACT_FIRST": path.subtract_first,
+                "P_SCALE": path.probability_scale,
+                "PROMOTE": path.promote,
+                "SCALED": path.scales_mode == 1,
+                "TURNS": turns,
+                "PACKED": options.cu_q is not None,
+                "num_warps": 4,
+            },
         )
+
+    factors = (operands.q_factor, operands.k_factor, operands.v_factor)
+    layouts = [None if x is None else layout(x) for x in (q, k, v, *factors)]
+    how = (tile, section, path, persistent, programs, turns)
+    with device_of(q):
+        launch = remembered(options.launches, ("pipelined", *how, q.get_device(), *layouts), make)
+        described = (q, k, v, q, k, v)
+        launch.run(_hopper_pipelined_kernel, described, (out, *out.stride()[:3], lse, *factors))
     return out, lse

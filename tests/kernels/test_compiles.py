@@ -34,3 +34,13 @@ def test_every_kernel_compiles_for_hopper(tmp_path):
         "_maximum_kernel",
         "_merge_kernel",
     ]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU launches them")
+def test_a_launch_that_recurs_is_the_same(tmp_path):
+    environment = {n: x for n, x in os.environ.items() if n != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
+    program = [sys.executable, "-m", "tests.kernels.launched_again"]
+    run = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout == "as before"
