@@ -16,7 +16,7 @@ from typing import Any
 from kernels.bench.candidates import tile_of
 from kernels.bench.means import geometric_mean
 from kernels.bench.sweep import usable
-from kernels.tuning import Tile
+from kernels.tuning import Tile, hopper_tables, padded
 
 _ALWAYS = 1 << 30
 # (kernel, head dim) -> causal -> what ran -> milliseconds by length; what ran: (tile, way)
@@ -83,9 +83,17 @@ def backward_entries(found: Times) -> list[str]:
 def pipelined_entries(found: Times) -> list[str]:
     """Lines for _HOPPER_PIPELINED and _HOPPER_PIPELINED_PACKED: one tile, in turns or not, for both masks."""
     lines = []
-    for (kernel, dim), by_mask in found.items():
+    for (kernel, dim), all_by_mask in found.items():
         if kernel not in _PIPELINED:
             continue
+        by_mask = all_by_mask
+        if "packed" in kernel:
+            # What is declared of a packed call must not depend on which kernel takes it.
+            keys = {tile.block_n for known, tile in hopper_tables()["packed forward"] if known == padded(dim)}
+            by_mask = {
+                causal: {ran: ms for ran, ms in runs.items() if ran[0].block_n in keys}
+                for causal, runs in all_by_mask.items()
+            }
         scores = {}
         for tile, turns in itertools.product(
             {tile for ran in by_mask.values() for tile, _ in ran}, (False, True)

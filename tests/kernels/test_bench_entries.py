@@ -63,8 +63,12 @@ def test_the_kernel_in_gluon(capsys, monkeypatch, tmp_path):
         group("pipelined-fp8-turns", 128, True, (two, (0.9, 3.0)), (three, (0.9, 2.9))),
         group("pipelined-fp8-turns-persistent", 128, False, (three, (0.8, 2.8))),
         group("pipelined-fp8-turns-persistent", 128, True, (three, (0.8, 3.5))),
-        group("pipelined-packed", 128, True, (two, (1.0, 1.0))),
+        *both_masks("pipelined-packed", 128, (two, (1.0, 1.0)), ([128, 64, 8, 3], (1.1, 1.1))),
+        group("pipelined", 128, True, (two, (1.0, 1.0))),
     ]
-    (found,) = lines(capsys, monkeypatch, tmp_path, groups)
-    expected = "_HOPPER_PIPELINED[1, 128] = Pipelined(Tile(128, 128, 8, 3), 1024, True, 4096, turns=True)"
-    assert found.startswith(expected)
+    found = lines(capsys, monkeypatch, tmp_path, groups)
+    assert [line.partition("  #")[0] for line in found] == [
+        "_HOPPER_PIPELINED[1, 128] = Pipelined(Tile(128, 128, 8, 3), 1024, True, 4096, turns=True)",
+        # With as many keys a tile as other packed calls have.
+        "_HOPPER_PIPELINED_PACKED[128] = Pipelined(Tile(128, 64, 8, 3), 1024, False, 0, turns=False)",
+    ]

@@ -48,6 +48,14 @@ def test_hopper_and_portable_fp8_tiles_hold_the_same_keys(d, monkeypatch):
     assert pipelined is None or pipelined[0].block_n == portable.block_n
 
 
+def test_packed_tiles_hold_the_same_keys(monkeypatch):
+    """Whichever kernel takes a packed call, and whatever the lengths: the checker is told one number."""
+    monkeypatch.setattr(tuning, "architecture", lambda _: "sm90")
+    tables = tuning.hopper_tables()
+    for dim, tile in [*tables["packed forward"], *tables["pipelined packed"]]:
+        assert tile.block_n == tuning.forward_tile("cuda", 2, dim, dim, 1000, 1000).block_n
+
+
 def test_small_head_dims_keep_off_wgmma(monkeypatch):
     """On Hopper those kernels fault with 4 warps or more under the assembler that Triton 3.6 ships."""
     monkeypatch.setattr(tuning, "architecture", lambda _: "sm90")
