@@ -16,6 +16,10 @@ from torch.utils.dlpack import from_dlpack
 
 PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 
+_KEPT = 256
+"""Shapes whose programs JAX may keep. It forgets none by itself, at some megabytes for a problem."""
+_shapes: set[tuple[torch.Size, torch.dtype]] = set()
+
 
 def import_jax() -> Any:
     """The module; before its first import, unless the user has set the variable, it is told not to take three
@@ -28,8 +32,13 @@ def import_jax() -> Any:
 
 def to_jax(x: Tensor) -> Any:
     """A copy in row-major order: whatever JAX does, ``x`` stays as it is, and its strides do not matter."""
+    jax = import_jax()
+    _shapes.add((x.shape, x.dtype))
+    if len(_shapes) > _KEPT:
+        jax.clear_caches()
+        _shapes.clear()
     copy = x.detach().clone(memory_format=torch.contiguous_format)
-    return import_jax().dlpack.from_dlpack(copy)
+    return jax.dlpack.from_dlpack(copy)
 
 
 def to_torch(x: Any) -> Tensor:

@@ -109,6 +109,19 @@ def test_a_gpu_rounds_the_scaled_ds_for_products_of_16_bits(dtype: torch.dtype) 
     assert load("jax.cuda.xla").arithmetic(p).grad_operand_format == p.format
 
 
+def test_programs_of_old_shapes_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long campaign would fill the memory with them."""
+    cleared: list[int] = []
+    monkeypatch.setattr(jax, "clear_caches", lambda: cleared.append(1))
+    monkeypatch.setattr(jax_tensors, "_shapes", set())
+    for length in [*range(1, jax_tensors._KEPT + 1), 1, 2, 3]:
+        jax_tensors.to_jax(torch.zeros(length))
+    assert not cleared
+    for length in range(1, jax_tensors._KEPT + 1):
+        jax_tensors.to_jax(torch.zeros(length, 1))
+    assert len(cleared) == 1
+
+
 def test_xla_s_compiled_functions_mean_what_the_contract_means() -> None:
     for options in ({"causal": "top_left"}, {"scale": -0.3}, {"mask": torch.rand(2, 1, 37, 53) < 0.9}):
         p = problem_with(torch.float32, **options)
