@@ -47,7 +47,8 @@ class Everything(Mask):
     """Every key is visible."""
 
     def visible(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return torch.ones_like(b + h + i + j, dtype=torch.bool)
+        shape = torch.broadcast_shapes(b.shape, h.shape, i.shape, j.shape)  # type: ignore[no-untyped-call]
+        return torch.ones(shape, dtype=torch.bool)
 
 
 @dataclass(frozen=True, eq=False)

@@ -106,7 +106,8 @@ class Problem:
     @property
     def group(self) -> int:
         """Query heads per key/value head."""
-        return self.num_heads // self.num_kv_heads if self.num_kv_heads else 1
+        kv_heads = self.k.shape[1]
+        return self.q.shape[1] // kv_heads if kv_heads else 1
 
     @property
     def num_queries(self) -> int:

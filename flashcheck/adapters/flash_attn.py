@@ -8,13 +8,17 @@ Read from Dao-AILab/flash-attention at 0251105 (csrc/flash_attn, hopper, flash_a
     stored per query head in the input format before they are summed.
 3   The same forward for Hopper; an empty row has O = 0 and LSE = -inf, but with no keys at all +inf. dK and
     dV of grouped heads are summed in fp32. Its fp8 forward is not declared: it has no backward.
-4   The same in CuTe, with a sink and a gradient of the LSE. On Blackwell part of the exponentials is a cubic
-    polynomial (8.8e-5), and 16-bit inputs skip rescaling while the maximum grows by less than 8 (base 2).
+4   The same in CuTe, with a sink and a gradient of the LSE; read in flash-attn-4 4.0.0b36. The scale, log2 e
+    and their product are rounded each. Without queries or keys O = 0 and the LSE is -inf, or the sink. Head
+    dims are multiples of 8, to 256 on Hopper and to 128 everywhere. On Blackwell part of the exponentials is
+    a cubic polynomial (8.8e-5), and 16-bit inputs skip rescaling while the maximum grows by less than 8 (base
+    2); on Hopper neither. ``deterministic``, which orders the sums of the backward, is left at False.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -25,7 +29,7 @@ from flashcheck.arithmetic import Arithmetic
 from flashcheck.kernel import Kernel
 from flashcheck.problem import Problem
 
-_BLACKWELL = 10
+_HOPPER, _BLACKWELL = 9, 10
 CUBIC_EXP_ERROR = 2.0**-13  # flash_attn/cute's polynomial of degree 3: 8.76e-5 at worst
 
 
@@ -51,11 +55,16 @@ def four_kernel() -> Kernel:
     (function,) = required("flash_attn.4", "flash_attn.cute", ("flash_attn_func",), install)
     changes = {
         "empty_rows": True,
-        "head_dim": (8, 128),  # what every GPU takes; Hopper's goes to 256
+        "zero_length": True,
+        "head_dim": (8, 256 if _major() == _HOPPER else 128),
         "gradients": ("dq", "dk", "dv", "dsink"),
         "dlse": True,
     }
-    return _kernel("flash_attn.4", function, version_of("flash_attn.cute"), four_arithmetic, changes)
+    try:
+        version = metadata.version("flash-attn-4")
+    except metadata.PackageNotFoundError:  # from a checkout
+        version = version_of("flash_attn.cute")
+    return _kernel("flash_attn.4", function, version, four_arithmetic, changes)
 
 
 def two_arithmetic(problem: Problem) -> Arithmetic:
@@ -73,11 +82,16 @@ def three_arithmetic(problem: Problem) -> Arithmetic:
 
 def four_arithmetic(problem: Problem) -> Arithmetic:
     """What flash-attn 4 does with this problem, on the GPU where it lies."""
-    usual = replace(three_arithmetic(problem), flush_subnormals=False)
+    usual = replace(usual_arithmetic(problem), scale_roundings=3, atomic_dq=True)
     device = problem.q.device
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < _BLACKWELL:
+    if device.type != "cuda" or _major(device) < _BLACKWELL:
         return usual
     return replace(usual, exp_error=CUBIC_EXP_ERROR, rescale_threshold=8.0)
+
+
+def _major(device: torch.device | None = None) -> int:
+    """The first number of a GPU's compute capability; 0 where there is none."""
+    return torch.cuda.get_device_capability(device)[0] if torch.cuda.is_available() else 0
 
 
 def _kernel(name: str, function: Any, version: str, arithmetic: Any, changes: dict[str, Any]) -> Kernel:

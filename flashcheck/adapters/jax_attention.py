@@ -13,19 +13,22 @@ pallas (jax.experimental.pallas.ops.gpu.attention.mha, interpret mode)
     NaN may come out. The LSE is kept in base 2. The backward scales dS in fp32 and rounds it then; delta is
     taken in the input format (golden/findings/013).
 
-XLA computes on a CPU with subnormal fp32 operands and results taken for zero.
+XLA computes on a CPU with subnormal fp32 operands and results taken for zero. The same functions compiled for
+a GPU: ``jax_cuda``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from flashcheck.adapters.jax_tensors import import_jax, to_jax, to_torch
 from flashcheck.arithmetic import Arithmetic, flash
 from flashcheck.formats import FP32
 from flashcheck.kernel import Capabilities, ForwardResult, Kernel
@@ -62,12 +65,11 @@ _LARGEST_TILE = 128
 
 def dot_product_kernel() -> Kernel:
     """``jax.dot_product_attention``."""
-    import jax
-
+    jax = import_jax()
     return Kernel(
         name="jax.dot_product_attention",
-        forward=_dot_product,
-        backward=_dot_product_gradients,
+        forward=lambda problem: dot_product(problem, attend),
+        backward=lambda problem, _out, _lse: dot_product_gradients(problem, differentiate),
         capabilities=DOT_PRODUCT_CAPABILITIES,
         arithmetic=dot_product_arithmetic,
         source=f"jax {jax.__version__} jax.nn.dot_product_attention, XLA on the CPU",
@@ -76,21 +78,20 @@ def dot_product_kernel() -> Kernel:
 
 def pallas_kernel() -> Kernel:
     """``jax.pallas.mha``: the flash attention that JAX ships for GPUs, in Pallas' interpreter."""
-    import jax
-    from jax.experimental.pallas.ops.gpu import attention  # noqa: F401 - missing in some releases
-
+    jax = import_jax()
+    pallas = Pallas(mha_module(), tile, interpret=True)
     return Kernel(
         name="jax.pallas.mha",
-        forward=_pallas,
-        backward=_pallas_gradients,
+        forward=pallas.forward,
+        backward=pallas.backward,
         capabilities=PALLAS_CAPABILITIES,
-        arithmetic=_pallas_arithmetic,
+        arithmetic=_interpreted_arithmetic,
         source=f"jax {jax.__version__} jax.experimental.pallas.ops.gpu.attention.mha, interpret mode",
     )
 
 
 def dot_product_arithmetic(problem: Problem) -> Arithmetic:
-    """What XLA makes of ``jax.nn.dot_product_attention`` and of its derivative."""
+    """What XLA on a CPU makes of ``jax.nn.dot_product_attention`` and of its derivative."""
     fmt = problem.format
     return flash(
         fmt,
@@ -103,130 +104,135 @@ def dot_product_arithmetic(problem: Problem) -> Arithmetic:
     )
 
 
-def _pallas_arithmetic(problem: Problem) -> Arithmetic:
+def pallas_arithmetic(problem: Problem) -> Arithmetic:
+    """What the Pallas kernel is written to do."""
     fmt = problem.format
     return flash(
         fmt,
         scale_placement="exponent_fma",
         scale_roundings=1,
-        block_keys=_tile(problem.num_keys),
+        block_keys=tile(problem.num_keys),
         order="ascending",
         grad_score_format=FP32,
         scaled_grad_score_format=fmt,
         delta_format=fmt,
-        flush_subnormals=True,
     )
 
 
-def _tile(length: int) -> int:
+def _interpreted_arithmetic(problem: Problem) -> Arithmetic:
+    return replace(pallas_arithmetic(problem), flush_subnormals=True)
+
+
+def attend(*, causal: bool) -> Callable[..., Any]:
+    """``f(q, k, v, mask, scale)``, O: ``dot_product_attention`` by XLA of (batch, length, heads, dim)."""
+
+    def attention(q: Any, k: Any, v: Any, mask: Any, scale: Any) -> Any:
+        return import_jax().nn.dot_product_attention(
+            q, k, v, mask=mask, scale=scale, is_causal=causal, implementation="xla"
+        )
+
+    return attention
+
+
+def differentiate(*, causal: bool) -> Callable[..., Any]:
+    """``f(dout, q, k, v, mask, scale)``, the gradients of q, k and v, by ``jax.vjp``; it keeps P itself and
+    uses no stored O or LSE."""
+
+    def gradients(dout: Any, q: Any, k: Any, v: Any, mask: Any, scale: Any) -> Any:
+        attention = attend(causal=causal)
+        _, pull = import_jax().vjp(lambda *inputs: attention(*inputs, mask, scale), q, k, v)
+        return pull(dout)
+
+    return gradients
+
+
+def dot_product(problem: Problem, maker: Callable[..., Callable[..., Any]]) -> ForwardResult:
+    """O by ``maker``'s function: ``attend`` or the same compiled."""
+    out = maker(causal=problem.causal is not None)(*_arguments(problem))
+    return ForwardResult(to_torch(out).transpose(1, 2))
+
+
+def dot_product_gradients(problem: Problem, maker: Callable[..., Callable[..., Any]]) -> Mapping[str, Tensor]:
+    """The gradients by ``maker``'s function: ``differentiate`` or the same compiled."""
+    assert problem.dout is not None
+    dout = to_jax(problem.dout.transpose(1, 2))
+    return named_gradients(maker(causal=problem.causal is not None)(dout, *_arguments(problem)))
+
+
+def _arguments(p: Problem) -> tuple[Any, ...]:
+    mask = None if p.mask is None else to_jax(p.mask.expand(p.batch, p.num_heads, p.num_queries, p.num_keys))
+    return (*inputs_of(p), mask, p.effective_scale)
+
+
+def inputs_of(p: Problem) -> tuple[Any, ...]:
+    """q, k and v as JAX's arrays (batch, length, heads, dim)."""
+    return tuple(to_jax(x.transpose(1, 2)) for x in (p.q, p.k, p.v))
+
+
+def named_gradients(gradients: Sequence[Any]) -> dict[str, Tensor]:
+    """dq, dk and dv in torch's layout."""
+    return {name: to_torch(x).transpose(1, 2) for name, x in zip(("dq", "dk", "dv"), gradients, strict=True)}
+
+
+def tile(length: int) -> int:
     """The largest power of two that divides the length, at most 128: the kernel takes whole tiles only."""
     return min(_LARGEST_TILE, length & -length)
 
 
-def _attention_of(p: Problem) -> Callable[..., Any]:
-    """``dot_product_attention`` of (batch, length, heads, dim) with the problem's options."""
-    import jax
+@dataclass(frozen=True, slots=True)
+class Pallas:
+    """The Pallas kernel.
 
-    mask = None if p.mask is None else _to_jax(p.mask.expand(p.batch, p.num_heads, p.num_queries, p.num_keys))
-    return partial(
-        jax.nn.dot_product_attention,
-        mask=mask,
-        scale=p.effective_scale,
-        is_causal=p.causal is not None,
-        implementation="xla",
-    )
+    Attributes:
+        module: JAX's, of ``mha_module``.
+        backward_tile: the tile of the backward's loops, given the length.
+        interpret: Pallas' interpreter; otherwise it is compiled by Triton.
+    """
 
+    module: Any
+    backward_tile: Callable[[int], int]
+    interpret: bool
 
-def _inputs(p: Problem) -> tuple[Any, ...]:
-    return tuple(_to_jax(x.transpose(1, 2)) for x in (p.q, p.k, p.v))
+    def forward(self, problem: Problem) -> ForwardResult:
+        """O and, from base 2, the LSE."""
+        out, lse = self.module.mha(
+            *inputs_of(problem),
+            None,
+            sm_scale=problem.effective_scale,
+            causal=problem.causal is not None,
+            block_sizes=self._blocks(problem),
+            interpret=self.interpret,
+            return_residuals=True,
+        )
+        natural = to_torch(lse).double() * math.log(2.0)
+        return ForwardResult(to_torch(out).transpose(1, 2), natural.float())
 
+    def backward(self, problem: Problem, out: Tensor, lse: Tensor) -> Mapping[str, Tensor]:
+        """On the O and LSE that are given; ``mha`` differentiated would take its own."""
+        assert problem.dout is not None
+        base_two = (lse.double() / math.log(2.0)).float()
+        residuals = (*inputs_of(problem), None, to_jax(out.transpose(1, 2)), to_jax(base_two))
+        blocks, causal = self._blocks(problem), problem.causal is not None
+        run = _pallas_backward(problem.effective_scale, causal, blocks, self.interpret)
+        return named_gradients(run(residuals, to_jax(problem.dout.transpose(1, 2)))[:3])
 
-def _dot_product(problem: Problem) -> ForwardResult:
-    out = _attention_of(problem)(*_inputs(problem))
-    return ForwardResult(_to_torch(out, problem.q.dtype).transpose(1, 2))
-
-
-def _dot_product_gradients(problem: Problem, out: Tensor, lse: Tensor) -> Mapping[str, Tensor]:
-    """By ``jax.vjp``; it keeps P itself and uses neither ``out`` nor ``lse``."""
-    import jax
-
-    del out, lse
-    assert problem.dout is not None
-    _, pull = jax.vjp(_attention_of(problem), *_inputs(problem))
-    gradients = pull(_to_jax(problem.dout.transpose(1, 2)))
-    return {
-        name: _to_torch(x, problem.q.dtype).transpose(1, 2)
-        for name, x in zip(("dq", "dk", "dv"), gradients, strict=True)
-    }
-
-
-def _pallas(problem: Problem) -> ForwardResult:
-    from jax.experimental.pallas.ops.gpu.attention import mha
-
-    out, lse = mha(
-        *_inputs(problem),
-        None,
-        sm_scale=problem.effective_scale,
-        causal=problem.causal is not None,
-        block_sizes=_blocks(problem),
-        interpret=True,
-        return_residuals=True,
-    )
-    natural = _to_torch(lse, torch.float32).double() * math.log(2.0)
-    return ForwardResult(_to_torch(out, problem.q.dtype).transpose(1, 2), natural.float())
+    def _blocks(self, problem: Problem) -> Any:
+        whole, part = tile(problem.num_keys), self.backward_tile(problem.num_keys)
+        return self.module.BlockSizes(whole, whole, part, part, part, part)
 
 
-def _pallas_gradients(problem: Problem, out: Tensor, lse: Tensor) -> Mapping[str, Tensor]:
-    """The backward kernels on the O and LSE that are given; ``mha`` differentiated would take its own."""
-    from jax.experimental.pallas.ops.gpu.attention import _mha_backward
-
-    assert problem.dout is not None
-    base_two = (lse.double() / math.log(2.0)).float()
-    residuals = (*_inputs(problem), None, _to_jax(out.transpose(1, 2)), _to_jax(base_two))
-    dq, dk, dv, _ = _mha_backward(
-        sm_scale=problem.effective_scale,
-        causal=problem.causal is not None,
-        block_sizes=_blocks(problem),
-        backward_pass_impl="triton",
-        num_warps=None,
-        num_stages=2,
-        grid=None,
-        interpret=True,
-        debug=False,
-        return_residuals=False,
-        res=residuals,
-        do=_to_jax(problem.dout.transpose(1, 2)),
-    )
-    return {
-        name: _to_torch(x, problem.q.dtype).transpose(1, 2)
-        for name, x in (("dq", dq), ("dk", dk), ("dv", dv))
-    }
+@cache
+def _pallas_backward(scale: float, causal: bool, blocks: Any, interpret: bool) -> Callable[..., Any]:
+    """``f(residuals, dout)``, compiled once for each shape where it is not interpreted."""
+    statics = (scale, causal, blocks, "triton", None, 2, None, interpret, False, False)
+    run = partial(mha_module()._mha_backward, *statics)
+    return run if interpret else import_jax().jit(run)
 
 
-def _blocks(problem: Problem) -> Any:
-    """Tiles that divide the lengths: the kernels take whole ones only."""
-    from jax.experimental.pallas.ops.gpu.attention import BlockSizes
-
-    tile = _tile(problem.num_keys)
-    return BlockSizes(
-        block_q=tile, block_k=tile, block_q_dkv=tile, block_kv_dkv=tile, block_q_dq=tile, block_kv_dq=tile
-    )
-
-
-def _to_jax(x: Tensor) -> Any:
-    """A copy on the CPU; 16-bit tensors travel as their codes, since numpy has no bf16."""
-    import jax.numpy as jnp
-    import numpy as np
-
-    x = x.contiguous()
-    if x.dtype == torch.bfloat16:
-        return jnp.asarray(x.view(torch.int16).numpy().view(np.uint16)).view(jnp.bfloat16)
-    return jnp.asarray(x.numpy())
-
-
-def _to_torch(x: Any, dtype: torch.dtype) -> Tensor:
-    import numpy as np
-
-    if dtype == torch.bfloat16:
-        return torch.from_numpy(np.array(x.view(np.uint16)).view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(np.array(x))
+def mha_module() -> Any:
+    """jax.experimental.pallas.ops.gpu.attention; some releases lack it, later ones advise another package."""
+    import_jax()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from jax.experimental.pallas.ops.gpu import attention
+    return attention

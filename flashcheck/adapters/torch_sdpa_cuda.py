@@ -41,6 +41,7 @@ from flashcheck.formats import FP32
 from flashcheck.kernel import Capabilities, ForwardResult, Kernel
 from flashcheck.problem import Problem
 
+# Of FlashAttention-2, whoever builds it.
 FLASH_CAPABILITIES = Capabilities(
     dtypes=("fp16", "bf16"),
     options=("scale", "causal"),
@@ -50,7 +51,7 @@ FLASH_CAPABILITIES = Capabilities(
     value_dim_differs=False,
     gqa=True,
     lse=True,
-    empty_rows=False,
+    empty_rows=False,  # LSE +inf
     zero_length=False,
     any_strides=False,
     isolates_nonfinite=False,
@@ -69,7 +70,7 @@ CUDNN_CAPABILITIES = replace(FLASH_CAPABILITIES, causal=("top_left",), head_dim=
 
 def flash_kernel() -> Kernel:
     """``torch.sdpa.cuda.flash``."""
-    return _kernel("flash", FLASH_CAPABILITIES, _flash_arithmetic, _flash_call, _flash_gradients)
+    return _kernel("flash", FLASH_CAPABILITIES, flash_arithmetic, _flash_call, _flash_gradients)
 
 
 def efficient_kernel() -> Kernel:
@@ -80,7 +81,7 @@ def efficient_kernel() -> Kernel:
 
 def cudnn_kernel() -> Kernel:
     """``torch.sdpa.cuda.cudnn``."""
-    return _kernel("cudnn", CUDNN_CAPABILITIES, _cudnn_arithmetic, _cudnn_call, _cudnn_gradients)
+    return _kernel("cudnn", CUDNN_CAPABILITIES, cudnn_arithmetic, _cudnn_call, _cudnn_gradients)
 
 
 def math_kernel() -> Kernel:
@@ -142,11 +143,13 @@ def _usual_arithmetic(problem: Problem) -> Arithmetic:
     return flash(problem.format, scale_roundings=2, atomic_dq=True, group_grad_format=problem.format)
 
 
-def _flash_arithmetic(problem: Problem) -> Arithmetic:
+def flash_arithmetic(problem: Problem) -> Arithmetic:
+    """What torch's build of FlashAttention-2 does with this problem, packed or not."""
     return replace(_usual_arithmetic(problem), scale_placement="scores", flush_subnormals=True)
 
 
-def _cudnn_arithmetic(problem: Problem) -> Arithmetic:
+def cudnn_arithmetic(problem: Problem) -> Arithmetic:
+    """What cuDNN does with this problem, whoever calls it."""
     return replace(
         _usual_arithmetic(problem),
         flush_subnormals=True,

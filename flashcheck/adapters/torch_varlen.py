@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from flashcheck.adapters.given_forward import gradients_given
 from flashcheck.adapters.grouped_heads import expanded_heads, summed_group
 from flashcheck.adapters.optional import required
-from flashcheck.arithmetic import Arithmetic, flash
+from flashcheck.adapters.torch_sdpa_cuda import FLASH_CAPABILITIES, flash_arithmetic
 from flashcheck.kernel import Capabilities, ForwardResult, Kernel
 from flashcheck.problem import Problem
 
@@ -36,20 +37,8 @@ def varlen_kernel() -> Kernel:
         forward=call.forward,
         backward=call.backward,
         capabilities=call.capabilities(),
-        arithmetic=varlen_arithmetic,
+        arithmetic=flash_arithmetic,
         source=f"torch {torch.__version__} {_MODULE}.varlen_attn",
-    )
-
-
-def varlen_arithmetic(problem: Problem) -> Arithmetic:
-    """What the back end does with this problem."""
-    return flash(
-        problem.format,
-        scale_placement="scores",
-        scale_roundings=2,
-        atomic_dq=True,
-        group_grad_format=problem.format,
-        flush_subnormals=True,
     )
 
 
@@ -62,21 +51,7 @@ class _Call:
     def capabilities(self) -> Capabilities:
         has = {"scale": "scale", "window_size": "window"}
         more = tuple(option for key, option in has.items() if key in self.parameters)
-        return Capabilities(
-            dtypes=("fp16", "bf16"),
-            options=("causal", "cu_seqlens", *more),
-            causal=("bottom_right",),
-            head_dim=(8, 256),
-            head_dim_multiple=8,
-            gqa=True,
-            lse=True,
-            empty_rows=False,  # LSE +inf
-            any_strides=False,
-            isolates_nonfinite=False,
-            deterministic=False,
-            devices=("cuda",),
-            nonpositive_scale=False,  # golden/findings/001
-        )
+        return replace(FLASH_CAPABILITIES, options=("causal", "cu_seqlens", *more))
 
     def forward(self, problem: Problem) -> ForwardResult:
         with torch.no_grad():

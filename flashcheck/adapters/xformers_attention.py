@@ -21,29 +21,16 @@ from typing import Any
 
 from torch import Tensor
 
+from flashcheck.adapters.flash_attn import two_arithmetic
 from flashcheck.adapters.grouped_heads import expanded_heads, summed_group
 from flashcheck.adapters.optional import required, version_of
+from flashcheck.adapters.torch_sdpa_cuda import FLASH_CAPABILITIES
 from flashcheck.arithmetic import Arithmetic, flash
 from flashcheck.kernel import Capabilities, ForwardResult, Kernel
 from flashcheck.problem import Problem
 
 _INSTALL = "pip install xformers"
 
-FLASH_CAPABILITIES = Capabilities(
-    dtypes=("fp16", "bf16"),
-    options=("scale", "causal"),
-    causal=("bottom_right",),
-    head_dim=(8, 256),
-    head_dim_multiple=8,
-    gqa=True,
-    lse=True,
-    empty_rows=False,  # LSE +inf
-    any_strides=False,
-    isolates_nonfinite=False,
-    deterministic=False,
-    devices=("cuda",),
-    nonpositive_scale=False,  # golden/findings/001
-)
 CUTLASS_CAPABILITIES = replace(
     FLASH_CAPABILITIES, causal=("top_left", "bottom_right"), value_dim_differs=True
 )
@@ -51,24 +38,13 @@ CUTLASS_CAPABILITIES = replace(
 
 def flash_kernel() -> Kernel:
     """``xformers.flash``."""
-    return _kernel("flash", "MemoryEfficientAttentionFlashAttentionOp", FLASH_CAPABILITIES, flash_arithmetic)
+    return _kernel("flash", "MemoryEfficientAttentionFlashAttentionOp", FLASH_CAPABILITIES, two_arithmetic)
 
 
 def cutlass_kernel() -> Kernel:
     """``xformers.cutlass``."""
     name = "MemoryEfficientAttentionCutlassOp"
     return _kernel("cutlass", name, CUTLASS_CAPABILITIES, cutlass_arithmetic, backward=False)
-
-
-def flash_arithmetic(problem: Problem) -> Arithmetic:
-    """What the flash operator does with this problem."""
-    return flash(
-        problem.format,
-        scale_roundings=2,
-        atomic_dq=True,
-        group_grad_format=problem.format,
-        flush_subnormals=True,
-    )
 
 
 def cutlass_arithmetic(problem: Problem) -> Arithmetic:

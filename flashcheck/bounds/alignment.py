@@ -87,7 +87,7 @@ def subnormal_values(
         return 0.0
     p_format = arithmetic.product_format or arithmetic.probability_format
     v_format = arithmetic.product_format or arithmetic.input_format
-    values = rows.values.abs()
+    values = rows.sizes
     smallest = 2.0**v_format.min_exponent * rows.problem.v_descale
     smallest_p = 2.0**p_format.min_exponent / scaled
     most = values.amax(-2, keepdim=True).repeat_interleave(rows.problem.group, 1)

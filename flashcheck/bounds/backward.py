@@ -18,7 +18,7 @@ from torch import Tensor
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds import centred, rms_backward
 from flashcheck.bounds.gradient_sums import GradientSum, Weights, gradient_sums, sum_group
-from flashcheck.bounds.interval import Interval, apart, rounded_interval
+from flashcheck.bounds.interval import Interval, apart, pieces, rounded_interval
 from flashcheck.bounds.numbers import FEW, FP32_MAX, UNIT, flushed, weighted_growth
 from flashcheck.bounds.pairs import Given, PairErrors, pair_errors
 from flashcheck.bounds.result import BackwardBound, Prediction, TensorBound, unpredicted
@@ -62,8 +62,13 @@ def backward_bound(
     scores = score_error(problem, forward, arithmetic, machine) if scores is None else scores
     pairs = pair_errors(problem, forward, exact, given, scores, arithmetic, machine)
     sums = gradient_sums(problem, arithmetic, machine)
-    p_weights = Weights(pairs.p, pairs.p_error + pairs.p_rounding)
-    ds_weights = Weights(pairs.ds_size, pairs.ds_error + pairs.ds_rounding)
+    p_limit = pairs.p_limits.with_rounding(arithmetic.probability_format)
+    ds_format = arithmetic.grad_score_format or arithmetic.probability_format
+    ds_limit = pairs.ds_limits.with_rounding(ds_format)
+    if arithmetic.scaled_grad_score_format is not None:
+        ds_limit = None
+    p_weights = Weights(pairs.p, pairs.p_error + pairs.p_rounding, p_limit)
+    ds_weights = Weights(pairs.ds_size, pairs.ds_error + pairs.ds_rounding, ds_limit)
     weights = {"dq": ds_weights, "dk": ds_weights, "dv": p_weights}
     fmt = arithmetic.output_format
     values = {name: getattr(exact, name) for name in sums}
@@ -85,12 +90,11 @@ def backward_bound(
     @cache
     def predictions() -> dict[str, Prediction]:
         variances = rms_backward.backward_variance(
-            problem, forward, exact, given.lse, pairs, of_stored(), sums, scores.noise, machine
+            problem, forward, exact, given, pairs, of_stored(), sums, scores.noise, machine
         )
         linear = rms_backward.first_order(pairs, problem)
-        return {
-            name: _prediction(value, variances[name], linear[name], fmt) for name, value in values.items()
-        }
+        rounded = _after_rounding(values, variances, fmt)
+        return {name: _prediction(value, rounded[name], linear[name]) for name, value in values.items()}
 
     @cache
     def centres() -> dict[str, Interval]:
@@ -134,13 +138,23 @@ def _named(made: Callable[[], dict[str, T]], name: str) -> T:
     return made()[name]
 
 
-def _prediction(value: Tensor, variance: Tensor, linear: Tensor, fmt: Format) -> Prediction:
+def _after_rounding(
+    values: dict[str, Tensor], variances: dict[str, Tensor], fmt: Format
+) -> dict[str, Tensor]:
+    """``rms.after_rounding`` of each; small ones together, as one tensor."""
+    if sum(x.numel() for x in values.values()) > FEW:
+        return {name: after_rounding(x, variances[name], fmt) for name, x in values.items()}
+    whole = after_rounding(_joined(values.values()), _joined(variances[name] for name in values), fmt)
+    return dict(zip(values, pieces(whole, [x.shape for x in values.values()]), strict=True))
+
+
+def _prediction(value: Tensor, rms: Tensor, linear: Tensor) -> Prediction:
     """Where the errors are of first order and the gradient is finite."""
     holds = linear.expand_as(value)
-    if not math.isfinite(float(value.sum())):
-        holds = holds & torch.isfinite(value)
-    rms = after_rounding(value, variance, fmt)
-    return Prediction(rms if bool(holds.all()) else torch.where(holds, rms, 0.0), holds)
+    if math.isfinite(float(value.sum())) and bool(linear.all()):
+        return Prediction(rms, holds)
+    holds = holds & torch.isfinite(value)
+    return Prediction(torch.where(holds, rms, 0.0), holds)
 
 
 def _intervals(

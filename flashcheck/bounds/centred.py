@@ -18,7 +18,8 @@ from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds.alignment import subnormal_values
 from flashcheck.bounds.gradient_sums import GradientSum
 from flashcheck.bounds.interval import Interval, rounded_interval
-from flashcheck.bounds.numbers import UNIT, exp_clipped, expm1_clipped, flushed, is_power_of_two
+from flashcheck.bounds.limits import Limits
+from flashcheck.bounds.numbers import UNIT, expm1_clipped, flushed, is_power_of_two
 from flashcheck.bounds.pairs import PairErrors
 from flashcheck.bounds.products import weighted
 from flashcheck.bounds.tiling import SMALLEST_TILE
@@ -49,30 +50,29 @@ def forward_interval(
     fmt, factor = arithmetic.probability_format, arithmetic.probability_scale
     running, num_keys = tiling.running_max, rows.num_keys
     assert running is not None
-    weight = weights.in_tiles
+    weight, stored = weights.in_tiles, weights.stored_in_tiles
     if weights.moved_sum is not None:
-        moved = (weight * weights.local).mul_(1 + weights.worst)
         more = less = weights.moved_sum * (1 + weights.worst) + weights.shift
         more = more + more.square()
     else:
-        moved = weight * torch.expm1(weights.local.clamp(max=_LIMIT))
         kernel = (weights.relative + weights.shift).clamp(max=_LIMIT)
         more = (rows.p * torch.expm1(kernel)).sum(-1, keepdim=True)
         less = -(rows.p * torch.expm1(-kernel)).sum(-1, keepdim=True)
-    stored, ambiguous = _predicted(weight, moved, fmt, factor)  # [C1]
+    ambiguous = _ambiguous(weights, fmt, factor)  # [C1]
     # [C2] The factors that carry a tile's weights to shares of the row, and their errors.
-    share = torch.exp(running - rows.row_max) / rows.row_sum
+    share = weights.carried
     chain = weights.chain + 2 * weights.own_max
     if arithmetic.scale_placement == "exponent_fma":
         chain = chain + UNIT * (running.abs() + rows.row_max.abs() + 2 * weights.own_max)
     chain = torch.where(running < rows.row_max, chain, 0.0)
     chain = (chain + weights.exp_error * weights.rescales).clamp(max=_LIMIT)
-    per_key = tiling.per_key
-    slack = stored * per_key(share * expm1_clipped(chain) + weights.flush / rows.row_sum)
-    slack.addcmul_(ambiguous, per_key(share * exp_clipped(chain)))
-    numerator = stored.mul_(per_key(share))
-    # A weight under the flush limit may be 0.
-    slack.addcmul_(weight.clamp(max=weights.exponential.flush), per_key(share))
+    numerator = stored * share
+    moved = tiling.per_key(expm1_clipped(chain))
+    slack = torch.addcmul(ambiguous, ambiguous, moved).mul_(share).addcmul_(numerator, moved)
+    if weights.flush:
+        slack.addcmul_(stored, weights.flush / rows.row_sum)
+    if weights.exponential.flush:  # a weight under the limit may be 0
+        slack.addcmul_(weight.clamp(max=weights.exponential.flush), share)
     sums = machine.vector.gamma(num_keys) + weights.rescales * UNIT
     least = ((1 - less) * (1 - min(sums, 0.5))).clamp(min=1e-300)
     quotient = torch.maximum(
@@ -84,7 +84,7 @@ def forward_interval(
     centre = weighted(rows.problem, numerator, rows.values)
     shares = numerator + slack if unit.alignment or unit.flush_subnormals else numerator
     charged = slack.mul_(1 + gamma).add_(numerator, alpha=gamma)
-    error = weighted(rows.problem, charged, rows.values.abs())
+    error = weighted(rows.problem, charged, rows.sizes)
     scaled = factor * weights.denominator
     error = error + unit.floor(num_keys) / scaled
     if lost := flushed(machine):  # [O6]
@@ -92,8 +92,29 @@ def forward_interval(
     steps = -(-num_keys // unit.block) + weights.rescales
     error = error + subnormal_values(rows, shares, scaled, unit, steps, arithmetic)
     error = error * (1 + quotient) + quotient * centre.abs()
-    error = torch.where(rows.live, error.nan_to_num(torch.inf, torch.inf), torch.inf)
-    return rounded_interval(torch.where(rows.live, centre, 0.0), error, arithmetic.output_format, overflow)
+    error = error.nan_to_num_(torch.inf, torch.inf)
+    if not rows.all_live:
+        error, centre = torch.where(rows.live, error, torch.inf), torch.where(rows.live, centre, 0.0)
+    return rounded_interval(centre, error, arithmetic.output_format, overflow)
+
+
+def _ambiguous(weights: WeightErrors, fmt: Format, factor: float) -> Tensor:
+    """[C1] How far apart the numbers lie that a weight in its tile can round to."""
+    weight, local = weights.in_tiles, weights.local
+    if not weights.linear:
+        moved = weight * torch.expm1(local.clamp(max=_LIMIT))
+        limits = Limits(weight + moved, factor)
+        value, width = (weight, moved) if factor == 1.0 else (weight * factor, moved * factor)
+        slack = _width(value, width, limits, fmt)
+    elif fmt.precision >= 24:
+        return (weight * local).mul_(2 * (1 + weights.worst))
+    else:
+        limits = weights.most_in_tiles
+        least = torch.addcmul(weight, weight, local, value=-(1 + weights.worst))
+        least = least if factor == 1.0 else least.mul_(factor)
+        nearest = round_inside if limits.largest < fmt.max_finite else round_nearest
+        slack = limits.rounded(fmt).sub_(nearest(least, fmt))
+    return slack if factor == 1.0 else slack.div_(factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +124,7 @@ class PredictedPairs:
     p: Tensor
     p_slack: Tensor
     ds: Tensor
+    ds_size: Tensor
     ds_slack: Tensor
 
 
@@ -110,17 +132,28 @@ def predicted_pairs(pairs: PairErrors, arithmetic: Arithmetic, scale: float) -> 
     """The stored operands of a backward's products, dS in units without the ``scale``."""
     p_format = arithmetic.probability_format
     ds_format = arithmetic.grad_score_format or p_format
-    p, p_slack = _predicted(pairs.p, pairs.p_error, p_format, arithmetic.probability_scale)
-    ds, ds_error = pairs.ds, pairs.ds_error
+    p, p_error, factor = pairs.p, pairs.p_error, arithmetic.probability_scale
+    if factor != 1.0:
+        p, p_error = p * factor, p_error * factor
+    p, p_slack = _predicted(p, p, p_error, pairs.p_limits, p_format)
+    if factor != 1.0:
+        p.div_(factor)
+        p_slack.div_(factor)
+    ds, ds_size, ds_error, limits = pairs.ds, pairs.ds_size, pairs.ds_error, pairs.ds_limits
     if arithmetic.grad_score_probability == "rounded":
         ds, ds_error = _of_rounded_p(pairs, p, p_slack)
-    ds, ds_slack = _predicted(ds, ds_error, ds_format, 1.0)
+        ds_size = ds.abs()
+        limits = Limits(ds_size + ds_error)
+    ds, ds_slack = _predicted(ds, ds_size, ds_error, limits, ds_format)
     if arithmetic.scaled_grad_score_format is not None and scale:
         # What the first rounding leaves, the scale's own rounding and that of the product in fp32.
         error = (ds_slack + 2 * UNIT * (ds.abs() + ds_slack)) * abs(scale)
-        ds, ds_slack = _predicted(ds * scale, error, arithmetic.scaled_grad_score_format, 1.0)
+        ds = ds * scale
+        ds_size = ds.abs()
+        limits = Limits(ds_size + error)
+        ds, ds_slack = _predicted(ds, ds_size, error, limits, arithmetic.scaled_grad_score_format)
         ds, ds_slack = ds / scale, ds_slack / abs(scale)
-    return PredictedPairs(p, p_slack, ds, ds_slack)
+    return PredictedPairs(p, p_slack, ds, ds.abs(), ds_slack)
 
 
 def _of_rounded_p(pairs: PairErrors, p: Tensor, p_slack: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,8 +171,7 @@ def gradient_centre(total: GradientSum, stored: PredictedPairs) -> Tensor:
 
 def gradient_error(total: GradientSum, stored: PredictedPairs, centre: Tensor) -> Tensor:
     """How far what is computed may lie from that."""
-    operand, slack = (stored.p, stored.p_slack) if total.name == "dv" else (stored.ds, stored.ds_slack)
-    size = operand if total.name == "dv" else operand.abs()
+    size, slack = (stored.p, stored.p_slack) if total.name == "dv" else (stored.ds_size, stored.ds_slack)
     return total.error(centre, size, slack)
 
 
@@ -157,16 +189,18 @@ def gradient_interval(
     return rounded_interval(centre, error, fmt, overflow)
 
 
-def _predicted(x: Tensor, error: Tensor, fmt: Format, factor: float) -> tuple[Tensor, Tensor]:
-    """What x (times ``factor``) rounds to, and the width of what x +- error can round to: term [C1]."""
-    if factor != 1.0:
-        x, error = x * factor, error * factor
-    most, least = x + error, x - error
-    inside = not x.numel() or max(float(most.amax()), -float(least.amin())) < fmt.max_finite
-    nearest = round_inside if inside else round_nearest
-    stored = nearest(x, fmt)
-    slack = 2 * error if fmt.precision >= 24 else nearest(most, fmt).sub_(nearest(least, fmt))
-    if factor != 1.0:
-        stored.div_(factor)
-        slack.div_(factor)
-    return stored, slack
+def _predicted(x: Tensor, size: Tensor, error: Tensor, limits: Limits, fmt: Format) -> tuple[Tensor, Tensor]:
+    """What x rounds to, and the width of what x +- error can round to: term [C1].
+
+    Args:
+        size: |x|; limits: |x| + error. Rounding to nearest is odd, so magnitudes serve.
+    """
+    nearest = round_inside if limits.largest < fmt.max_finite else round_nearest
+    return nearest(x, fmt), _width(size, error, limits, fmt)
+
+
+def _width(size: Tensor, error: Tensor, limits: Limits, fmt: Format) -> Tensor:
+    if fmt.precision >= 24:
+        return 2 * error
+    nearest = round_inside if limits.largest < fmt.max_finite else round_nearest
+    return limits.rounded(fmt).sub_(nearest(size - error, fmt))

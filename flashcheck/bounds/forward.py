@@ -66,28 +66,24 @@ def forward_bound(
         out_error = out_error * (1 + 2 * UNIT) + 2 * UNIT * rows.out.abs()
     lse_error = _lse_error(weights, probability, errors, arithmetic, machine)
     judged = rows.live
-    keys_seen = exact.visible.any(-1, keepdim=True)
-    seen = keys_seen | (problem.sink is not None)
-    unlimited = seen & ~judged
     overflow = (
         weights.overflow if errors.overflow is None else errors.overflow.unsqueeze(-1) | weights.overflow
     )
     overflow = overflow & judged
     sum_overflow = _sum_may_overflow(rows, arithmetic) & judged
     may_overflow = (overflow | sum_overflow).expand_as(exact.out)
-    out_interval = rounded_interval(
-        exact.out.nan_to_num(0.0, 0.0, 0.0),
-        torch.where(unlimited, torch.inf, torch.where(judged & keys_seen, out_error, 0.0)),
-        arithmetic.output_format,
-        may_overflow,
-    )
-    lse_unlimited = unlimited.squeeze(-1)
-    lse_interval = rounded_interval(
-        torch.where(lse_unlimited, 0.0, exact.lse),
-        torch.where(lse_unlimited, torch.inf, torch.where(judged, lse_error, 0.0).squeeze(-1)),
-        arithmetic.lse_format,
-        overflow.squeeze(-1),
-    )
+    out, lse, lse_error = exact.out, exact.lse, lse_error.squeeze(-1)
+    if not (rows.all_live and errors.visible is None and problem.num_keys):  # else all rows are judged
+        keys_seen = exact.visible.any(-1, keepdim=True)
+        unlimited = (keys_seen | (problem.sink is not None)) & ~judged
+        out = out.nan_to_num(0.0, 0.0, 0.0)
+        out_error = torch.where(unlimited, torch.inf, torch.where(judged & keys_seen, out_error, 0.0))
+        rows_unlimited = unlimited.squeeze(-1)
+        lse = torch.where(rows_unlimited, 0.0, lse)
+        lse_error = torch.where(judged.squeeze(-1), lse_error, 0.0)
+        lse_error = torch.where(rows_unlimited, torch.inf, lse_error)
+    out_interval = rounded_interval(out, out_error, arithmetic.output_format, may_overflow)
+    lse_interval = rounded_interval(lse, lse_error, arithmetic.lse_format, overflow.squeeze(-1))
 
     @cache
     def variances() -> tuple[Tensor, Tensor]:
@@ -95,7 +91,9 @@ def forward_bound(
 
     def prediction(value: Tensor, variance: Tensor, fmt: Format) -> Prediction:
         linear = judged & rms.first_order(weights)
-        predicted = torch.where(linear, rms.after_rounding(value, variance, fmt), 0.0)
+        predicted = rms.after_rounding(value, variance, fmt)
+        if not bool(linear.all()):
+            predicted = torch.where(linear, predicted, 0.0)
         return Prediction(predicted, linear.expand_as(value))
 
     def of_lse() -> Prediction:
@@ -144,7 +142,7 @@ def _out_error(
             share = probability.error.sum(-1, keepdim=True).clamp(max=0.999)
             moved = deviations.weighted(probability.error)
             softmax = torch.minimum(softmax + (moved + share * softmax) / (1 - share), deviations.hull)
-    summed = weighted(problem, charged, rows.values.abs())
+    summed = weighted(problem, charged, rows.sizes)
     in_units = arithmetic.normalise == "after_product"
     scaled = arithmetic.probability_scale * (weights.denominator if in_units else torch.ones_like(rows.lse))
     floor = unit.floor(num_keys) * max(problem.v_descale, 1.0) / scaled
@@ -163,16 +161,23 @@ def _softmax_error(weights: WeightErrors, deviations: Deviations) -> Tensor:
     """The three limits of THEORY.md section 3.4, of which the smallest counts."""
     rows = weights.rows
     flush = weights.flush / weights.denominator
-    flush = flush if rows.mask is None or not weights.flush else flush * rows.mask
-    growth = weights.growth()
-    first = deviations.weighted(growth.add_(flush) if weights.flush else growth) / weights.spread
+    growth = _flushed(weights.growth(), weights, flush)
+    first = deviations.weighted(growth) / weights.spread
     softmax = torch.minimum(first.nan_to_num(torch.inf), deviations.hull)
     if weights.linear:  # the second limit gains where errors are large only
         return softmax
     centred = centred_errors(weights)
-    second = deviations.weighted(weights.growth(centred).add_(flush))
+    second = deviations.weighted(_flushed(weights.growth(centred), weights, flush))
     second = second / torch.exp(rows.log_p - centred).sum(-1, keepdim=True)
     return torch.minimum(softmax, second.nan_to_num(torch.inf))
+
+
+def _flushed(growth: Tensor, weights: WeightErrors, flush: Tensor) -> Tensor:
+    """``growth``, in place, and what visible weights lose where results under the limit may be 0."""
+    if not weights.flush:
+        return growth
+    mask = weights.rows.mask
+    return growth.add_(flush) if mask is None else growth.addcmul_(mask, flush)
 
 
 def _lse_error(
@@ -213,7 +218,7 @@ def _sum_may_overflow(rows: SoftmaxRows, arithmetic: Arithmetic) -> Tensor:
     if not rows.num_keys or arithmetic.normalise == "before_product":
         return never
     factor = arithmetic.probability_scale * 2.0**arithmetic.rescale_threshold * 1.001
-    largest = rows.values.abs().amax(-2, keepdim=True).repeat_interleave(rows.problem.group, 1)
+    largest = rows.deviations.most
     if not largest.numel() or float(largest.amax()) * factor * rows.num_keys < FP32_MAX:
         return never
     seen = rows.num_keys if rows.mask is None else rows.mask.sum(-1, keepdim=True)

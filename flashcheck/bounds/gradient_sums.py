@@ -48,14 +48,17 @@ def dout_format(problem: Problem, arithmetic: Arithmetic) -> Format:
 @dataclass(frozen=True)
 class Weights:
     """What dO, Q or K is multiplied by, (B, H, Nq, Nk): the magnitude of P or dS, and how far the stored
-    operand may lie from it."""
+    operand may lie from it. ``limit``: on the sum of both, where it is known."""
 
     size: Tensor
     slack: Tensor
+    limit: float | None = None
 
     @cached_property
     def largest(self) -> float:
         """Limit on the magnitude of the stored operands."""
+        if self.limit is not None:
+            return self.limit
         return float(self.size.amax() + self.slack.amax()) if self.size.numel() else 0.0
 
 
@@ -123,7 +126,7 @@ class GradientSum:
         """
         if self.over_keys:
             return weighted(self.problem, weights, other)
-        if not per_head:
+        if not per_head and weights.shape[1] != self.problem.num_kv_heads:
             weights, other = by_kv_head(self.problem, weights), by_kv_head(self.problem, other)
         return weights.mT @ other
 
@@ -143,11 +146,11 @@ class GradientSum:
             on_both += 3 * UNIT  # the products take q and k times sqrt(scale), rounded
         if self.name == "dv" and not is_power_of_two(a.probability_scale):
             on_both += 3 * UNIT
-        charged = (slack * (1 + on_both)).add_(size, alpha=on_both)  # [G1], [G2]
-        error = self.apply(charged, self.size)
+        charged = torch.add(slack, size, alpha=on_both / (1 + on_both))  # [G1], [G2]
+        error = self.apply(charged, self.size).mul_((1 + on_both) * factor * (1 + 2 * UNIT))
         subnormal = self._subnormal(size, slack)
-        error = error.add_(subnormal) if isinstance(subnormal, Tensor) else error
-        error.mul_(factor * (1 + 2 * UNIT))
+        if isinstance(subnormal, Tensor):
+            error.add_(subnormal, alpha=factor * (1 + 2 * UNIT))
         steps = 0.0
         if self.name != "dv" or factor != 1.0:
             error.add_(exact.abs(), alpha=2 * UNIT)

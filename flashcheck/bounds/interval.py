@@ -86,7 +86,7 @@ def apart(joined: Interval, shapes: Sequence[torch.Size]) -> list[Interval]:
 
 def pieces(joined: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
     """A tensor of one dimension cut into tensors of these shapes, in order."""
-    parts = torch.split(joined, [shape.numel() for shape in shapes])
+    parts = joined.split_with_sizes([shape.numel() for shape in shapes])
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 

@@ -13,6 +13,7 @@ from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds.alignment import operand, subnormal_error
 from flashcheck.bounds.exponential import exponential_of
 from flashcheck.bounds.gradient_sums import dout_format, dout_of
+from flashcheck.bounds.limits import Limits
 from flashcheck.bounds.numbers import (
     FP32_MAX,
     LARGEST_EXPONENT,
@@ -21,13 +22,12 @@ from flashcheck.bounds.numbers import (
     SMALLEST_FP32,
     UNIT,
     flushed,
-    is_power_of_two,
     weighted_growth,
 )
 from flashcheck.bounds.products import weighted
 from flashcheck.bounds.score_noise import softcap_slope
 from flashcheck.bounds.scores import ScoreError
-from flashcheck.formats import Format, half_ulp
+from flashcheck.formats import Format
 from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
 from flashcheck.problem import Problem
 
@@ -61,6 +61,7 @@ class PairErrors:
             ds_given_p: ds_error without the rounding of P, where dS takes a rounded P.
         ds_plain, ds_plain_error: dS before softcap's derivative: the gradient of the bias.
         delta_error: (B, H, Nq, 1) error of rowsum(dO * O) - dLSE.
+        p_limits, ds_limits: what P and dS are at most before they are rounded.
         relative: |log of computed p / exact p|; worst: the largest.
         row_error: (B, H, Nq, 1) the part of it that an eager softmax adds for the whole row.
         exp_error: log of 1 + the error of one exponential; flush: its limit.
@@ -81,6 +82,8 @@ class PairErrors:
     ds_plain: Tensor
     ds_plain_error: Tensor
     delta_error: Tensor
+    p_limits: Limits
+    ds_limits: Limits
     relative: Tensor
     worst: float
     row_error: Tensor | float
@@ -116,22 +119,26 @@ def pair_errors(
     constant = 0.0 if score.additive else score.constant
     exponential = exponential_of(arithmetic.in_backward, machine)
     # [B1] No common shift cancels here: P is exp(s - L) with L given.
-    relative = score.own * (ORACLE_SHARE * (1 + UNIT))
-    if constant:
-        relative.add_(scores.abs(), alpha=constant * (1 + UNIT))
-    own_max = relative.amax(-1, keepdim=True) if eager and relative.shape[-1] else torch.zeros_like(stored)
     argument = (scores - stored).abs_()
     shift = 2 * UNIT * stored.abs()
     row = shift * (1 + UNIT) + exponential.log_error
-    row_error: Tensor | float = 0.0
-    if eager:  # P comes from the forward: its row sum errs as well
-        row_error = own_max
-        row_error = row_error + exponential.log_error
-        row_error = row_error + (machine.vector.gamma(relative.shape[-1]) + machine.division_error)
-        row = row + row_error
     if given.lse_error is not None:  # [B6] the stored log-sum-exp is off
         row = row + given.lse_error.nan_to_num(0.0, posinf=torch.inf).unsqueeze(-1) * (1 + 4 * UNIT)
-    relative.add_(argument, alpha=UNIT).add_(row)
+    row_error: Tensor | float = 0.0
+    if eager:  # P comes from the forward: its row sum errs as well
+        own = score.own * (ORACLE_SHARE * (1 + UNIT))
+        if constant:
+            own.add_(scores.abs(), alpha=constant * (1 + UNIT))
+        keys = own.shape[-1]
+        row_error = own.amax(-1, keepdim=True) if keys else torch.zeros_like(stored)
+        row_error = row_error + exponential.log_error
+        row_error = row_error + (machine.vector.gamma(keys) + machine.division_error)
+        relative = own.add_(row + row_error)
+    else:
+        relative = torch.add(row, score.own, alpha=ORACLE_SHARE * (1 + UNIT))
+        if constant:
+            relative.add_(scores.abs(), alpha=constant * (1 + UNIT))
+    relative.add_(argument, alpha=UNIT)
     worst = float(relative.amax()) if relative.numel() else 0.0
     if worst <= LARGEST_LINEAR:
         p_error = (p * relative).mul_(1 + worst)
@@ -149,7 +156,8 @@ def pair_errors(
     if past is not None:  # an exponent that errs by more than float64 can say: any P at all
         p_error = torch.where(past, torch.inf, p_error)
     p_most = p + p_error
-    p_rounding = _rounding(p_most, arithmetic.probability_format, arithmetic.probability_scale)  # [B2]
+    p_limits = Limits(p_most, arithmetic.probability_scale)
+    p_rounding = p_limits.rounding(arithmetic.probability_format)  # [B2]
     # [B3] delta and dP
     dout = dout_of(problem)
     size_dout = dout.abs()
@@ -196,26 +204,27 @@ def pair_errors(
     if delta_past is not None:
         overflow_delta = _either(delta_past, overflow_delta)
         overflow_ds = _either(delta_past.expand_as(p), overflow_ds)
-    difference_error = magnitude.mul_(gamma)
     subnormal = subnormal_error(
         unit,
         operand(size_dout, dout_format(problem, arithmetic)),
         operand(values.mT, arithmetic.product_format or arithmetic.input_format, unit=problem.v_descale),
         partial(weighted, problem),
     )
-    if isinstance(subnormal, Tensor):
-        difference_error.add_(subnormal)
     floor = unit.floor(problem.value_dim) * max(problem.v_descale, 1.0)
     floor += lost * (4 + problem.v_descale)
     dp_past: Tensor | None = None
+    more: Tensor | None = subnormal if isinstance(subnormal, Tensor) else None
     if arithmetic.grad_probability_format is not None:
-        dp_rounding, dp_past = _dp_rounding(
-            exact, difference_error + floor, arithmetic.grad_probability_format
-        )
-        difference_error.add_(dp_rounding)
+        dp_error = magnitude * gamma + (floor if more is None else more + floor)
+        dp_rounding, dp_past = _dp_rounding(exact, dp_error, arithmetic.grad_probability_format)
+        more = dp_rounding if more is None else more + dp_rounding
         if eager:
             delta_error = delta_error + (p_most * dp_rounding).sum(-1, keepdim=True)
-    difference_error.add_(delta_error + floor).mul_(1 + UNIT).add_(difference, alpha=UNIT)
+    common = (delta_error + floor) * (1 + UNIT)
+    difference_error = torch.add(common, magnitude, alpha=gamma * (1 + UNIT))
+    if more is not None:
+        difference_error.add_(more, alpha=1 + UNIT)
+    difference_error.add_(difference, alpha=UNIT)
     # [B4] dS = P (dP - delta)
     ds = exact.grad_scores
     if not finite and mask is not None:
@@ -258,9 +267,10 @@ def pair_errors(
         overflow_p = overflow_p.any(-1, keepdim=True).expand_as(p)
         overflow_ds = _either(overflow_ds, overflow_p)
     grad_format = arithmetic.grad_score_format or arithmetic.probability_format
-    ds_rounding = _rounding(ds_size + ds_error, grad_format, 1.0)  # [B5]
+    ds_limits = Limits(ds_size + ds_error)
+    ds_rounding = ds_limits.rounding(grad_format)  # [B5]
     if arithmetic.scaled_grad_score_format is not None:
-        size = (ds_size + ds_error).add_(ds_rounding)
+        size = ds_limits.plain + ds_rounding
         ds_rounding = ds_rounding + _scaled_rounding(problem, size, arithmetic.scaled_grad_score_format)
         if lost and (scale := abs(problem.effective_scale)):
             ds_rounding = ds_rounding + lost * (1 + 1 / scale) * (1.0 if mask is None else mask)
@@ -277,6 +287,8 @@ def pair_errors(
         ds_plain,
         plain_error,
         delta_error,
+        p_limits,
+        ds_limits,
         relative,
         worst if worst >= 0 else float("inf"),
         row_error,
@@ -303,7 +315,7 @@ def _floored(error: Tensor, floor: float, mask: Tensor | None) -> Tensor:
         return error.add_(floor)
     if not bool(torch.isfinite(error.sum())):
         return torch.where(mask > 0, error + floor, 0.0)
-    return error.add_(floor).mul_(mask)
+    return error.add_(mask, alpha=floor)
 
 
 def _overflow(
@@ -334,35 +346,20 @@ def _stored_delta(
 ) -> tuple[Tensor, Tensor | None]:
     """[B3] delta, off by ``error`` in fp32, of ``products`` |dO O| that are rounded into ``fmt``, and rounded
     itself; and the rows in which one of them may leave the range."""
-    each = _rounding(products, fmt, 1.0)
+    each = Limits(products).rounding(fmt)
     error = error + each.sum(-1, keepdim=True)
-    whole = _rounding(delta.abs().nan_to_num(0.0, posinf=torch.inf) + error, fmt, 1.0)
+    whole = Limits(delta.abs().nan_to_num(0.0, posinf=torch.inf) + error).rounding(fmt)
     past = torch.isinf(error) | torch.isinf(whole)
     if bool(past.any()):
         return torch.where(past, 0.0, error + whole), past
     return error + whole, None
 
 
-def _rounding(largest: Tensor, fmt: Format, factor: float) -> Tensor:
-    """Error of rounding a value of magnitude at most ``largest`` into ``fmt``; inf past its range."""
-    if fmt.precision >= 24:
-        return torch.zeros_like(largest)
-    value = largest if factor == 1.0 else largest * factor
-    error = half_ulp(value, fmt)
-    error = error if factor == 1.0 else error.mul_(1 / factor)
-    torch.minimum(error, largest, out=error)
-    if not is_power_of_two(factor):
-        error.add_(largest, alpha=UNIT)
-    if not value.numel() or float(value.amax()) < fmt.overflow_threshold:
-        return error
-    past = torch.inf if not fmt.saturates else largest
-    return torch.where(value >= fmt.overflow_threshold, past, error)
-
-
 def _dp_rounding(exact: BackwardQuantities, error: Tensor, fmt: Format) -> tuple[Tensor, Tensor | None]:
     """[B3] dP (off by ``error``) in its format: the rounding, 0 where it may leave the range; and the rows
     in which some dP, hidden ones included, may: 0 * inf is NaN."""
-    rounding = _rounding(exact.grad_probabilities.abs().nan_to_num(0.0, posinf=torch.inf) + error, fmt, 1.0)
+    size = exact.grad_probabilities.abs().nan_to_num(0.0, posinf=torch.inf)
+    rounding = Limits(size + error).rounding(fmt)
     past = torch.isinf(rounding)
     if not bool(past.any()):
         return rounding, None
@@ -375,7 +372,7 @@ def _scaled_rounding(problem: Problem, size: Tensor, fmt: Format) -> Tensor:
     scale = abs(problem.effective_scale)
     if not scale:
         return torch.zeros_like(size)
-    return size * (2 * UNIT) + _rounding(size * (scale * (1 + 2 * UNIT)), fmt, 1.0) / scale
+    return size * (2 * UNIT) + Limits(size * (scale * (1 + 2 * UNIT))).rounding(fmt) / scale
 
 
 def _eager_delta_error(

@@ -21,6 +21,13 @@ def by_head(problem: Problem, x: Tensor) -> Tensor:
     return x.reshape(x.shape[0], problem.num_heads, x.shape[2] // problem.group, *x.shape[3:])
 
 
+def per_head(problem: Problem, x: Tensor) -> Tensor:
+    """(B, Hkv, ...) as (B, H, ...): what the query heads of a group share."""
+    return x if problem.group == 1 else x.repeat_interleave(problem.group, 1)
+
+
 def weighted(problem: Problem, weight: Tensor, values: Tensor) -> Tensor:
     """weight (B, H, Nq, n) @ values (B, Hkv, n, d)."""
+    if weight.shape[1] == values.shape[1]:
+        return weight @ values
     return by_head(problem, by_kv_head(problem, weight) @ values)

@@ -11,7 +11,6 @@ from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds.accumulation import (
     ROUNDING_RMS,
     accumulation_bias,
-    accumulation_variance,
     accumulation_weights,
 )
 from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT
@@ -19,11 +18,13 @@ from flashcheck.bounds.products import weighted
 from flashcheck.bounds.rows import SoftmaxRows
 from flashcheck.bounds.score_noise import ScoreNoise
 from flashcheck.bounds.weights import WeightErrors
-from flashcheck.formats import Format, round_nearest, round_to_spacing, ulp
+from flashcheck.formats import Format, half_ulp, round_nearest, round_to_spacing, ulp
 from flashcheck.problem import Problem
 
 _FINE = 0.2**2
 """(sigma / spacing)^2 below which the output's rounding is summed value by value."""
+_LOUD = 1.0
+"""(sigma / spacing)^2 past which the sawtooth's waves, 3e-9 there, are 0."""
 
 
 def first_order(weights: WeightErrors) -> Tensor:
@@ -67,10 +68,10 @@ def forward_variance(
     variance = deviations.variance(effect)
     variance.add_(weighted(problem, absolute, rows.values.square()))
     variance.addcmul_(out, out, value=ends + (0.6 * machine.division_error) ** 2)
-    variance.add_(accumulation_bias(unit, num_keys, out).square())
-    total = scores.sum(-1, keepdim=True) + accumulation_variance(
-        machine.vector, num_keys, torch.ones_like(rows.lse), torch.ones_like(rows.lse)
-    )
+    if unit.rounding != "nearest":
+        variance.add_(accumulation_bias(unit, num_keys, out).square())
+    # The row sum is 1 in shares of the row, and so is the sum of squares at most.
+    total = scores.sum(-1, keepdim=True) + sum(accumulation_weights(machine.vector, num_keys))
     if rounding is not None and rounded_sum:
         total = total + rounding.sum(-1, keepdim=True)
     if shift is not None:
@@ -104,15 +105,19 @@ def after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
         return torch.zeros_like(exact)
     spacing = ulp(exact, fmt)
     offset = exact / spacing
-    offset = offset.round().sub_(offset)
+    # What follows the division by the spacing is of the order of 1: fp32 keeps seven digits of it.
+    offset = offset.round().sub_(offset).float()
     spacing.square_()
-    noise = (variance / spacing).nan_to_num_(torch.inf)
+    noise = (variance / spacing).nan_to_num_(torch.inf, torch.inf)
     least, most = (float(x) for x in noise.aminmax())
-    error = _waves(offset, noise) if most >= _FINE else None
+    small = noise.clamp(max=_LOUD).float()
+    error = _waves(offset, small).double().add_(noise) if most >= _FINE else None
     if least < _FINE:
-        near = _neighbours(offset, noise)
+        near = _neighbours(offset, small).double()
         error = near if error is None else torch.where(noise < _FINE, near, error)
     assert error is not None
+    if most > 1e300:  # an infinite variance predicts nothing
+        error = error.masked_fill(noise > 1e300, torch.inf)
     if float(exact.abs().amax()) >= fmt.overflow_threshold:
         past = (round_nearest(exact, fmt) - exact).square_().div_(spacing)
         error = torch.where(past > 1, past + noise, error)
@@ -120,11 +125,11 @@ def after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
 
 
 def _waves(offset: Tensor, noise: Tensor) -> Tensor:
-    """Four terms of the sum over k, in squared spacings; ``noise`` is r^2."""
+    """1/12 and four terms of the sum over k, in squared spacings; ``noise`` is r^2."""
     first = torch.cos(offset * (2 * math.pi))
     fading, quadruple = torch.exp(noise * (-2 * math.pi**2)), noise * 4
-    error = (noise + 1 / 12).addcmul_(first * fading, quadruple + 1 / math.pi**2, value=-1)
-    fourfold = fading.square().square_()
+    error = (first * fading).mul_(quadruple + 1 / math.pi**2).neg_().add_(1 / 12)
+    fourfold = fading.square().square_().clamp_(min=1e-9)  # subnormal powers take twenty times as long
     second = first.square().mul_(2.0).sub_(1.0)
     error.addcmul_(second * fourfold, quadruple + 1 / (2 * math.pi) ** 2)
     eightfold = fourfold.square_()
@@ -136,13 +141,12 @@ def _waves(offset: Tensor, noise: Tensor) -> Tensor:
 
 def _neighbours(offset: Tensor, noise: Tensor) -> Tensor:
     """The nearest stored value and its neighbours with the masses that round to them, in squared spacings."""
-    offset = offset.float()
-    factor = (0.5 / noise).clamp_(max=1e30).float().sqrt_()
+    factor = (0.5 / noise).clamp_(max=1e30).sqrt_()
     edges = torch.stack([0.5 + offset, 0.5 - offset])
     # Past 9 fp32's erfc is subnormal or 0, and takes twenty times as long.
     mass = torch.special.erfc(factor.mul(edges).clamp_(max=9.0))
     outward: Tensor = mass.sub_(1e-36).clamp_(min=0.0).mul_(edges).sum(0)
-    return outward.addcmul_(offset, offset).double()
+    return outward.addcmul_(offset, offset)
 
 
 def _with_sink(x: Tensor, rows: SoftmaxRows) -> Tensor:
@@ -170,10 +174,12 @@ def _probability_rounding(
     elif weights.tiling.running_max is None:  # most weights are rounded against the final maximum
         weight, share = rows.p * rows.row_sum, 1.0 / rows.row_sum
         size = rows.row_max.abs() + rows.gap
+    elif known:
+        return _rounding_in_tiles(weights)
     else:
         running = weights.tiling.running_max
         weight = weights.in_tiles
-        share = weights.tiling.per_key(torch.exp(running - rows.row_max) / rows.row_sum)
+        share = weights.carried
         size = weights.tiling.per_key(running.abs()) + rows.gap
     value = weight if factor == 1.0 else weight * factor
     spacing = ulp(value, fmt)
@@ -192,3 +198,22 @@ def _probability_rounding(
         deviation.mul_(share)
         shift = None if shift is None else shift.mul_(share)
     return shift, deviation.square_()
+
+
+def _rounding_in_tiles(weights: WeightErrors) -> tuple[Tensor, Tensor]:
+    """``_probability_rounding`` of a declared tiling: what each weight is off by is known."""
+    rows, weight, share = weights.rows, weights.in_tiles, weights.carried
+    fmt, factor = weights.arithmetic.probability_format, weights.arithmetic.probability_scale
+    running = weights.tiling.running_max
+    assert running is not None
+    shift = weights.stored_in_tiles - weight
+    # A representable operand (P = 1 at the maximum) rounds to itself, unless fp32 errors move it.
+    exact = (shift == 0).double()
+    size = weights.tiling.per_key(running.abs()) + rows.gap
+    # Half an ulp is more than u / 2 of the weight: the smaller of both only where scores are huge.
+    fine = not size.numel() or float(size.amax()) * ROUNDING_RMS * UNIT < fmt.unit_roundoff / 2
+    moved = size.mul_(ROUNDING_RMS * UNIT).mul_(weight)
+    if not fine:
+        torch.minimum(moved, half_ulp(weight * factor, fmt).div_(factor), out=moved)
+    variance = moved.mul_(exact).mul_(share).square_()
+    return shift.mul_(share), variance

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -14,11 +16,11 @@ from flashcheck.bounds.accumulation import (
 )
 from flashcheck.bounds.gradient_sums import GradientSum, dout_of, sum_group
 from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT
-from flashcheck.bounds.pairs import PairErrors
+from flashcheck.bounds.pairs import Given, PairErrors
 from flashcheck.bounds.products import weighted
 from flashcheck.bounds.score_noise import ScoreNoise, softcap_slope
 from flashcheck.bounds.truncation import DotProducts
-from flashcheck.formats import half_ulp
+from flashcheck.formats import Format, half_ulp, round_nearest
 from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
 from flashcheck.problem import Problem
 
@@ -27,7 +29,7 @@ def backward_variance(
     problem: Problem,
     forward: ForwardQuantities,
     exact: BackwardQuantities,
-    lse: Tensor,
+    given: Given,
     pairs: PairErrors,
     stored: dict[str, Tensor],
     sums: dict[str, GradientSum],
@@ -37,10 +39,11 @@ def backward_variance(
     """Variances of dq, dk, dv before they are rounded; shapes of q, k, v.
 
     Args:
+        given: the output and log-sum-exp that the kernel reads.
         stored: the gradients of P and dS as they are predicted to be stored.
     """
     arithmetic = sums["dq"].arithmetic
-    reference = torch.where(torch.isfinite(lse), lse.double(), 0.0).unsqueeze(-1)
+    reference = torch.where(torch.isfinite(given.lse), given.lse.double(), 0.0).unsqueeze(-1)
     log_p = torch.addcmul(noise.variance, pairs.argument, pairs.argument, value=(ROUNDING_RMS * UNIT) ** 2)
     log_p.add_(2 * (ROUNDING_RMS * UNIT * reference).square() + (pairs.exp_error / 1.73) ** 2)
     p, ds = pairs.p, pairs.ds
@@ -48,9 +51,13 @@ def backward_variance(
     # dS errs as P does, as dP does, and by its own two roundings.
     products = grad_products(problem, exact, arithmetic, machine)
     dp = products.variance().mul_(problem.v_descale**2)
-    dp.add_(delta_variance(problem, forward, exact, machine, arithmetic))
+    stored_delta = arithmetic.delta_format if not arithmetic.keeps_probabilities else None
+    dp.add_(delta_variance(problem, forward, exact, machine, replace(arithmetic, delta_format=None)))
     drift = products.bias()
     drift = None if drift is None else drift.mul_(p).mul_(problem.v_descale)
+    if stored_delta is not None:
+        moved = delta_shift(problem, given, stored_delta) * p
+        drift = -moved if drift is None else drift.sub_(moved)
     if arithmetic.grad_probability_format is not None:
         dp.add_(_dp_rounding(exact.grad_probabilities, p, p_square, arithmetic))
     ds_variance = dp.mul_(p_square)
@@ -108,6 +115,13 @@ def _dp_rounding(dp: Tensor, p: Tensor, p_square: Tensor, arithmetic: Arithmetic
     if not arithmetic.keeps_probabilities:
         return rounding
     return rounding * (1 - 2 * p).clamp_(min=0.0) + (p_square * rounding).sum(-1, keepdim=True)
+
+
+def delta_shift(problem: Problem, given: Given, fmt: Format) -> Tensor:
+    """How far a delta lies from its value whose products and sum are rounded into ``fmt``: (B, H, Nq, 1)."""
+    products = (dout_of(problem) * given.out.double()).nan_to_num_(0.0, 0.0, 0.0)
+    stored = round_nearest(round_nearest(products, fmt).sum(-1), fmt)
+    return stored.sub_(products.sum(-1)).nan_to_num_(0.0, 0.0, 0.0).unsqueeze(-1)
 
 
 def delta_variance(

@@ -30,6 +30,7 @@ class SoftmaxRows:
         out: (B, H, Nq, dv); row_max, row_sum, lse: (B, H, Nq, 1), 0 / 1 / 0 in empty rows.
         live: (B, H, Nq, 1) rows that see something and whose exact answer is finite.
         own: (B, H, Nq, n) score errors.
+        all_live: every row is live.
     """
 
     problem: Problem
@@ -44,6 +45,7 @@ class SoftmaxRows:
     live: Tensor
     own: Tensor
     has_sink: bool
+    all_live: bool
 
     @property
     def num_keys(self) -> int:
@@ -54,6 +56,11 @@ class SoftmaxRows:
     def deviations(self) -> Deviations:
         """Distances of the values from the output."""
         return Deviations(self.problem, self.values, self.out)
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """|values|; not to be changed in place."""
+        return self.values.abs()
 
     @property
     def log_p(self) -> Tensor:
@@ -87,7 +94,8 @@ def softmax_rows(problem: Problem, exact: ForwardQuantities, errors: ScoreError)
     row_max, row_sum, lse = row_max.unsqueeze(-1), row_sum.unsqueeze(-1), lse.unsqueeze(-1)
     gap = row_max - scores
     live = torch.ones_like(row_max, dtype=torch.bool)
-    if not math.isfinite(float(torch.add(row_max, lse).sum() + out.sum())):
+    all_live = math.isfinite(float(torch.add(row_max, lse).sum() + out.sum()))
+    if not all_live:
         live = torch.isfinite(row_max) & torch.isfinite(lse) & torch.isfinite(out).all(-1, keepdim=True)
         out, row_sum, lse = (
             torch.where(live, x, other) for x, other in ((out, 0.0), (row_sum, 1.0), (lse, 0.0))
@@ -117,4 +125,5 @@ def softmax_rows(problem: Problem, exact: ForwardQuantities, errors: ScoreError)
         live=live,
         own=own,
         has_sink=problem.sink is not None,
+        all_live=all_live,
     )

@@ -13,7 +13,7 @@ from flashcheck.bounds.numbers import FP32_MAX, LARGEST_LINEAR, UNIT, flushed
 from flashcheck.bounds.pairs import PairErrors
 from flashcheck.bounds.result import Prediction
 from flashcheck.bounds.rms import after_rounding
-from flashcheck.bounds.rms_backward import grad_products
+from flashcheck.bounds.rms_backward import delta_variance, grad_products
 from flashcheck.bounds.score_noise import score_bias, score_variance, softcap_slope
 from flashcheck.bounds.scores import ScoreError
 from flashcheck.formats import FP32
@@ -86,15 +86,12 @@ def scale_prediction(
     own = (ROUNDING_RMS * UNIT * pairs.argument).square_().add_((pairs.exp_error / 1.73) ** 2 + UNIT**2 / 3)
     variance.addcmul_(term.square(), own)
     products = grad_products(problem, exact, arithmetic, machine)
-    dout = problem.dout.double() if problem.dout is not None else torch.zeros_like(forward.out)
     moved = pairs.p * slope * x
     variance.addcmul_(moved.square(), products.variance(), value=problem.v_descale**2)
     # Of a row as a whole: the log-sum-exp in the exponent, and delta.
     reference = torch.where(torch.isfinite(lse), lse.double(), 0.0)
     rows = 2 * (ROUNDING_RMS * UNIT * reference * term.sum(-1)).square()
-    delta = accumulation_variance(
-        machine.vector, problem.value_dim, exact.delta, (dout * forward.out).square().sum(-1)
-    )
+    delta = delta_variance(problem, forward, exact, machine, arithmetic).squeeze(-1)
     rows.addcmul_(moved.sum(-1).square(), delta)
     # Summed along the rows, then over them.
     row_sums = term.sum(-1)

@@ -44,9 +44,9 @@ def score_variance(
     """Variance of each computed score, (B, H, Nq, Nk); hidden pairs hold anything finite."""
     scale = problem.effective_scale
     dot, products = _dot(problem, exact, arithmetic, machine), exact.products
-    terms, variance = dot.squares * scale**2, dot.variance().mul_(scale**2)
+    variance = dot.variance().mul_(scale**2)
     if arithmetic.scale_placement == "operands":
-        variance.add_(terms, alpha=2 * (ROUNDING_RMS * UNIT) ** 2)
+        variance.add_(dot.squares * scale**2, alpha=2 * (ROUNDING_RMS * UNIT) ** 2)
     if arithmetic.scale_placement == "scores" or not machine.fused_multiply_add:
         variance.addcmul_(products, products, value=(ROUNDING_RMS * UNIT) ** 2)
     if arithmetic.score_format is not None and scale:

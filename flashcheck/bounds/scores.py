@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
 from flashcheck.bounds.numbers import FP32_MAX, SMALLEST_FP32, UNIT, flushed
-from flashcheck.bounds.products import weighted
+from flashcheck.bounds.products import per_head, weighted
 from flashcheck.bounds.score_noise import ScoreNoise
 from flashcheck.formats import FP32, Format, half_ulp
 from flashcheck.masks import Everything
@@ -57,7 +57,7 @@ def score_error(
         magnitude = weighted(problem, q, k.mT)
     else:  # a NaN of a hidden key must not reach the rows that do not see it
         magnitude = torch.where(exact.visible, weighted(problem, q, k.mT), 0.0)
-    every_k = k.repeat_interleave(problem.group, 1)
+    every_k = per_head(problem, k)
     growth = 1 + unit.gamma(problem.head_dim)
     largest = float(magnitude.amax()) if magnitude.numel() else 0.0
     safe = largest * growth * max(scale, 1.0) < FP32_MAX / 2

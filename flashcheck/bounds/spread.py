@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flashcheck.bounds.products import by_head, by_kv_head
+from flashcheck.bounds.products import by_head, by_kv_head, per_head
 from flashcheck.problem import Problem
 
 
@@ -29,13 +29,13 @@ class Deviations:
         self._powers = torch.cat([centred.abs(), centred.square(), centred], -1)
         self._out = by_kv_head(problem, out) - middle
         self._out_square = self._out.square()
-        self.most = torch.maximum(highest.abs(), lowest.abs()).repeat_interleave(problem.group, 1)
+        self.most = per_head(problem, torch.maximum(highest.abs(), lowest.abs()))
         self._ends = highest, lowest
 
     @cached_property
     def hull(self) -> Tensor:
         """(B, H, Nq, dv) the largest distance: a convex combination of the values errs by no more."""
-        highest, lowest = (x.repeat_interleave(self.problem.group, 1) for x in self._ends)
+        highest, lowest = (per_head(self.problem, x) for x in self._ends)
         return torch.maximum(highest - self.out, self.out - lowest).clamp_(min=0.0)
 
     def weighted(self, weight: Tensor) -> Tensor:

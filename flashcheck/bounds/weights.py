@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flashcheck.arithmetic import Arithmetic, Machine
 from flashcheck.bounds.exponential import Exponential, exponential_of
+from flashcheck.bounds.limits import Limits
 from flashcheck.bounds.numbers import (
     LARGEST_LINEAR,
     UNIT,
@@ -22,7 +23,7 @@ from flashcheck.bounds.numbers import (
 from flashcheck.bounds.rows import SoftmaxRows
 from flashcheck.bounds.scores import ScoreError
 from flashcheck.bounds.tiling import Tiling, tiling_of
-from flashcheck.formats import half_ulp
+from flashcheck.formats import half_ulp, round_inside, round_nearest
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class WeightErrors:
     """Errors of the softmax weights; logarithms of factors. n keys; T tiles, or 1.
 
     Attributes:
-        rows: the rows they belong to.
+        rows: the rows they belong to; arithmetic: what made the weights.
         own_max: (B, H, Nq, 1) largest score error of the row: limits the error of every running maximum.
         relative: (B, H, Nq, n) |delta| of each weight up to a factor common to the row.
         moved: (B, H, Nq, n) p * relative where ``linear``, else None; moved_sum: (B, H, Nq, 1) its sum.
@@ -49,6 +50,7 @@ class WeightErrors:
     """
 
     rows: SoftmaxRows
+    arithmetic: Arithmetic
     own_max: Tensor
     relative: Tensor
     moved: Tensor | None
@@ -83,6 +85,28 @@ class WeightErrors:
         if float(lift.amax() if lift.numel() else 0.0) < 30.0:
             return rows.p * tiling.per_key(torch.exp(lift) * rows.row_sum)
         return rows.hide(torch.exp(tiling.per_key(lift) - rows.gap))
+
+    @cached_property
+    def most_in_tiles(self) -> Limits:
+        """What ``in_tiles`` may be computed as at most; where ``linear``."""
+        most = torch.addcmul(self.in_tiles, self.in_tiles, self.local, value=1 + self.worst)
+        return Limits(most, self.arithmetic.probability_scale)
+
+    @cached_property
+    def stored_in_tiles(self) -> Tensor:
+        """``in_tiles`` as P's format stores it; not to be changed in place."""
+        factor, fmt = self.arithmetic.probability_scale, self.arithmetic.probability_format
+        value = self.in_tiles if factor == 1.0 else self.in_tiles * factor
+        inside = 1.001 * factor < fmt.max_finite  # no weight passes 1 by more than float64's roundings
+        stored = round_inside(value, fmt) if inside else round_nearest(value, fmt)
+        return stored if factor == 1.0 else stored.div_(factor)
+
+    @cached_property
+    def carried(self) -> Tensor:
+        """What carries a tile's weights to shares of the row, (B, H, Nq, n) or (B, H, Nq, 1)."""
+        rows, running = self.rows, self.tiling.running_max
+        assert running is not None
+        return self.tiling.per_key(torch.exp(running - rows.row_max) / rows.row_sum)
 
     def growth(self, error: Tensor | None = None) -> Tensor:
         """At least p (exp(error) - 1), (B, H, Nq, n); the relative errors by default."""
@@ -141,6 +165,7 @@ def weight_errors(
     least = torch.exp(-(2 * UNIT * size + exp_error).clamp(max=700.0))
     return WeightErrors(
         rows=rows,
+        arithmetic=arithmetic,
         own_max=own_max,
         relative=relative,
         moved=moved,
@@ -228,12 +253,11 @@ def _rounding_in_tiles(weights: WeightErrors, arithmetic: Arithmetic) -> Tensor:
     behind = tiling.running_max - rows.row_max
     steps = weights.exp_error * weights.rescales
     if weights.linear:
-        value = torch.addcmul(weights.in_tiles, weights.in_tiles, weights.local, value=1 + weights.worst)
-        value = value if factor == 1.0 else value.mul_(factor)
+        half = weights.most_in_tiles.half_ulp(fmt)
     else:
-        value = factor * exp_clipped(tiling.per_key(-behind) - rows.gap + weights.local)
+        half = half_ulp(factor * exp_clipped(tiling.per_key(-behind) - rows.gap + weights.local), fmt)
     carried = exp_clipped(behind + weights.chain + (2 * weights.own_max + steps))
-    return half_ulp(value, fmt).mul_(tiling.per_key(carried / (factor * weights.denominator)))
+    return half.mul_(tiling.per_key(carried / (factor * weights.denominator)))
 
 
 def centred_errors(weights: WeightErrors) -> Tensor:

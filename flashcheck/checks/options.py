@@ -57,7 +57,9 @@ def effective_options(judged: Judged) -> dict[str, bool]:
                 own.interval.exact - other.interval.exact
             ).abs() > own.interval.bound + other.interval.bound
             apart = apart & rows
-            matters = matters or bool(apart.any())
+            if not bool(apart.any()):
+                continue
+            matters = True
             # Where either may overflow, inf and NaN belong to both and tell nothing.
             fits = other.interval.accepts(got) & ~own.interval.accepts(got) & torch.isfinite(got.double())
             accepted = accepted or bool((fits & apart).any())

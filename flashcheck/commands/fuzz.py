@@ -62,7 +62,11 @@ def run_fuzz(request: FuzzRequest, stdout: Console, stderr: Console) -> int:
     head = f"{request.kernel}: seed {seed}, {workers}, campaign {store.folder}"
     stderr.print(Text(head), soft_wrap=True)  # Text: rich would read :name: in a kernel's name as an emoji
     with FuzzView(stderr, request.quiet) as view:
-        state = campaign.run(view)
+        try:
+            state = campaign.run(view)
+        except ArgumentError:
+            store.forget_empty()
+            raise
     print_summary(stdout, state, str(store.folder))
     if request.against:
         print_regions(stdout, regions(store.case_lines()), request.kernel, request.against)

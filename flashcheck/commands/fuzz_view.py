@@ -21,6 +21,7 @@ from flashcheck.fuzz.totals import PARTS
 from flashcheck.report.counting import LineTimer
 
 MOST_REGIONS = 12
+STAR = "*"
 
 
 class FuzzView:
@@ -108,7 +109,7 @@ def _described(case: str) -> str:
 
 def _means(sums: TensorStatistics) -> tuple[str, str]:
     """rms ratio and bias over the sampled cases; with a star where they are too few for a verdict."""
-    star = "" if sums.judged else " *"
+    star = "" if sums.judged else f" {STAR}"
     if sums.rms.ratio is None:
         return "-", "-"
     return f"{sums.rms.ratio:.3f}{star}", f"{sums.bias.mean:+.3f}{star}"
@@ -121,9 +122,11 @@ def finding_lines(findings: list[Finding]) -> Text:
 def print_summary(console: Console, state: State, folder: str) -> None:
     """Table, each finding with its replay line, why it stopped, the verdict: in this order."""
     console.print(coverage_table(state))
+    if any(sums.rms.rows and not sums.judged for sums in state.totals.statistics.values()):
+        console.print(Text(f"{STAR} over so few cases that no verdict is made of it"))
     for finding in state.findings:
         console.print()
-        print_finding(console, finding, folder)
+        print_finding(console, finding, f"{folder}/findings/{finding.id}.json")
     rejected = failed_statistics(state.totals.statistics)
     for dtype, tensor, record in rejected:
         console.print()
@@ -181,8 +184,11 @@ def print_regions(console: Console, ranked: list[Region], new: str, old: str) ->
         console.print(Text("in no region is the error larger by more than chance (2 standard errors)"))
 
 
-def print_finding(console: Console, finding: Finding, folder: str = "") -> None:
-    """One finding in the order in which it is read: verdict, place, evidence, cause, how to go on."""
+def print_finding(console: Console, finding: Finding, path: str) -> None:
+    """One finding in the order in which it is read: verdict, place, evidence, cause, how to go on.
+
+    ``path``: its file.
+    """
     failure, problem = finding.failure, finding.case.build()
     lines = [
         f"FOUND  {finding.kernel}  {finding.group.check}  {problem.format.name}  {failure.tensor}".rstrip()
@@ -195,10 +201,6 @@ def print_finding(console: Console, finding: Finding, folder: str = "") -> None:
     again, tries = finding.reproduces
     if tries and again < tries:
         lines.append(f"  repeats  the same bits in {again} of {tries} runs: the kernel is not deterministic")
-    lines.append(
-        f"  replay   flashcheck replay {folder + '/findings/' if folder else ''}{finding.id}"
-        f"{'.json' if folder else ''}"
-    )
-    if finding.script:
-        lines.append(f"  script   {finding.script}")
+    lines.append(f"  replay   flashcheck replay {path}")
+    lines.append(f"  script   {finding.script or 'none: the campaign ended before it was written and run'}")
     console.print(Text("\n".join(lines)))

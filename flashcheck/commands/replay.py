@@ -64,7 +64,7 @@ def _replay(
     verdict, code = _verdict(finding, report.failure, report.judge_fault)
     stdout.print(Text(f"{verdict}  {path}"))
     if code == 1:
-        print_finding(stdout, finding)
+        print_finding(stdout, finding, str(path))
     if verdict.startswith("FIXED") and not keep and on is None:
         for old in (path, path.with_name(f"test_{path.stem}.py")):
             old.unlink(missing_ok=True)

@@ -82,12 +82,12 @@ def _flush(x: Tensor, fmt: Format = FP32) -> Tensor:
 def _sequential(a: Tensor, b: Tensor, start: Tensor, seen: Tensor | None, flush: bool) -> Tensor:
     # The product of two values of 16 bits or fewer is a float32 value, so one rounding per step; that of
     # two float32 values is rounded before the addition, as units without a fused operation do.
-    columns = a.mT.contiguous().unsqueeze(-1)  # (..., K, m, 1)
-    lines = b.contiguous().unsqueeze(-2)  # (..., K, 1, n)
+    columns = a.mT.contiguous().unsqueeze(-1).unbind(-3)  # K times (..., m, 1)
+    lines = b.contiguous().unsqueeze(-2).unbind(-3)  # K times (..., 1, n)
     total = start.clone()
     product = torch.empty_like(total)
-    for k in range(a.shape[-1]):
-        torch.mul(columns[..., k, :, :], lines[..., k, :, :], out=product)
+    for k, (column, line) in enumerate(zip(columns, lines, strict=True)):
+        torch.mul(column, line, out=product)
         if seen is not None:
             product.masked_fill_(~seen[..., k : k + 1], 0.0)
         total.add_(_flush(product) if flush else product)

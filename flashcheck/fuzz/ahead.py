@@ -17,9 +17,11 @@ from typing import Any
 
 from flashcheck.fuzz.case import FuzzCase
 from flashcheck.fuzz.hunter import Passes
+from flashcheck.fuzz.judge import extra_checks
 from flashcheck.fuzz.runner import KernelLoadError, Runner
 from flashcheck.fuzz.signature import Focus, derived, samples
 from flashcheck.fuzz.worker import WorkerTask
+from flashcheck.inputs.spec import ProblemSpec
 
 _PATIENCE = 1.0
 """Seconds that helpers have to end by themselves once their pipes are closed."""
@@ -54,10 +56,12 @@ def dismiss(helpers: Sequence[tuple[Any, Connection]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a helper says of a focus: signature -> seconds, over all that it called the kernel for."""
+    """What a helper says of a focus: signature -> seconds, over all that it called the kernel for; further
+    seconds, of checks that call the kernel in other ways (on other views, with other options)."""
 
     focus: Focus
     seconds: dict[str, float]
+    further: float = 0.0
 
 
 def compile_foci(task: WorkerTask, passes: Passes, pipe: Connection) -> None:
@@ -68,13 +72,22 @@ def compile_foci(task: WorkerTask, passes: Passes, pipe: Connection) -> None:
         backward = subject.has_backward and passes != "forward"
         while True:
             focus, seed = pipe.recv()
-            seconds = {}
-            for spec in samples(focus, subject.capabilities, backward, seed):
+            seconds: dict[str, float] = {}
+            specs = samples(focus, subject.capabilities, backward, seed)
+            for spec in specs:
                 case = FuzzCase(spec, ("backward",) if backward else ())
                 name = runner.signature(spec) if subject.has_signature else derived(spec, backward)
                 if name not in seconds:
                     seconds[name] = runner.compile(case)
-            pipe.send(Compiled(focus, seconds))
+            further = _compiled_by_checks(runner, specs[:1]) if passes == "both" else 0.0
+            pipe.send(Compiled(focus, seconds, further))
+
+
+def _compiled_by_checks(runner: Runner, specs: Sequence[ProblemSpec]) -> float:
+    """Makes every check that calls the kernel again, once; the seconds that it compiled."""
+    checks = dict.fromkeys(extra_checks(kernel_has_backward=False))
+    cases = [FuzzCase(spec, names) for spec in specs for names in checks if names]
+    return sum(runner.judge(case).seconds.get("compile", 0.0) for case in cases)
 
 
 class Ahead:
@@ -125,7 +138,7 @@ class Ahead:
                 del self._workers[pipe]
         for one in done:
             self.signatures += len(one.seconds)
-            self.seconds += sum(one.seconds.values())
+            self.seconds += sum(one.seconds.values()) + one.further
         self._hand_out()
         return done
 

@@ -118,13 +118,11 @@ class Campaign:
         self._ahead: Ahead | None = None
         self._workers: list[_Worker] = []
         self._scheduler: Scheduler | None = None
+        self._again = store.unfinished()
         self._proposed: set[Focus] = set()
         self._shown: set[Focus] = set()
         self._started = time.time()
-        methods = multiprocessing.get_all_start_methods()
-        self._context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-        if "forkserver" in methods:
-            self._context.set_forkserver_preload(["flashcheck.fuzz.worker"])
+        self._context = process_context()
 
     def run(self, on_progress: Callable[[State], None] = lambda _: None) -> State:
         """Hunts until the budget ends or the user interrupts; raises ArgumentError where no kernel loads."""
@@ -265,8 +263,9 @@ class Campaign:
             passes=self.passes,
             largest=self.largest,
             known=self.store.known(),
-            examples=str(self.store.examples),
+            again=tuple(self._again),
         )
+        self._again = []
         return self._timed(shard)
 
     def _timed(self, shard: Shard) -> Shard:
@@ -295,6 +294,15 @@ class Campaign:
             if worker.process.is_alive():
                 worker.process.kill()
         self.state.findings = self.store.findings()
+
+
+def process_context() -> Any:
+    """What starts workers and helpers: one process imports torch for all of them, where that is possible."""
+    methods = multiprocessing.get_all_start_methods()
+    context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+    if "forkserver" in methods:
+        context.set_forkserver_preload(["flashcheck.fuzz.worker"])
+    return context
 
 
 def _seed(seed: int, shard: int) -> int:

@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,8 +22,10 @@ from flashcheck.fuzz.campaign import PATIENCE, SHARD_SECONDS, Campaign, State
 from flashcheck.fuzz.confirm import confirmed
 from flashcheck.fuzz.hunter import CaseEvent, Shard, hunt
 from flashcheck.fuzz.runner import Runner, Subject
+from flashcheck.fuzz.share import one_thread_each
 from flashcheck.fuzz.store import Finding, Store
 from flashcheck.fuzz.totals import LineWriter
+from flashcheck.fuzz.worker import signature_of
 
 RETRIES = 5
 """Of a task whose worker or node died, by Ray; a shard that still fails is handed out again."""
@@ -36,7 +38,6 @@ class ShardResult:
     number: int
     lines: list[dict[str, Any]]
     findings: list[dict[str, Any]]
-    examples: dict[bytes, set[bytes]]
 
 
 def require_ray() -> None:
@@ -45,36 +46,29 @@ def require_ray() -> None:
         raise ArgumentError("--ray", "ray is not installed", "pip install 'flashcheck[ray]'")
 
 
-def run_shard(
-    kernel: str, device: str, limit: float, shard: Shard, examples: dict[bytes, set[bytes]]
-) -> ShardResult:
+def run_shard(kernel: str, device: str, limit: float, shard: Shard) -> ShardResult:
     """One shard on whichever machine; the kernel runs in a fresh process, as on one machine."""
     import torch
-    from hypothesis.database import InMemoryExampleDatabase
 
     torch.set_num_threads(1)
     writer = LineWriter()
     lines: list[dict[str, Any]] = []
-    database = InMemoryExampleDatabase()
-    for key, values in examples.items():
-        for value in values:
-            database.save(key, value)
 
     def emit(event: CaseEvent) -> None:
-        lines.append(writer.line(event))
+        lines.append(writer.line(event, signature_of(runner, event)))
 
     with tempfile.TemporaryDirectory() as folder:
         # Ray's processes have threads of their own: forking one would be a gamble.
         runner = Runner(kernel, device, limit, Path(folder) / "log", method="spawn")
         try:
-            found = hunt(shard, runner, emit, database=database)
+            found = hunt(shard, runner, emit)
             findings = []
             for one in found:
                 first = Finding(kernel, device, one.fits, one.failure, one.case, one.first, one.cases)
                 findings.append(confirmed(first, runner).to_json())
         finally:
             runner.close()
-    return ShardResult(shard.number, lines, findings, {k: set(v) for k, v in database.data.items()})
+    return ShardResult(shard.number, lines, findings)
 
 
 def subject_of(kernel: str, device: str) -> Subject:
@@ -97,15 +91,15 @@ class RayCampaign(Campaign):
 
     def __init__(self, *arguments: Any, address: str, shard_cases: int = 50, **more: Any) -> None:
         require_ray()
-        super().__init__(*arguments, **more)
+        super().__init__(*arguments, **more, ahead=0)  # what this machine compiles is of no use elsewhere
         self.address, self.shard_cases = address, shard_cases
-        self._examples: dict[bytes, set[bytes]] = {}
         self.resubmitted = 0
 
     def run(self, on_progress: Callable[[State], None] = lambda _: None) -> State:
         """As ``Campaign.run``; raises ArgumentError where no cluster answers."""
         import ray
 
+        one_thread_each()
         if not ray.is_initialized():
             self._connect()
         gpus = 1 if self.device.startswith("cuda") else 0
@@ -151,11 +145,10 @@ class RayCampaign(Campaign):
             ) from None
 
     def _next(self, left: int | None) -> Shard:
-        shard = self._shard(self.shard_cases if left is None else min(left, self.shard_cases))
-        return replace(shard, examples=None)
+        return self._shard(self.shard_cases if left is None else min(left, self.shard_cases))
 
     def _submit(self, work: Any, shard: Shard) -> Any:
-        return work.remote(self.kernel, self.device, self.limit, shard, self._examples)
+        return work.remote(self.kernel, self.device, self.limit, shard)
 
     def _collect(self, work: Any, running: dict[Any, Shard], on_progress: Callable[[State], None]) -> None:
         import ray
@@ -177,8 +170,6 @@ class RayCampaign(Campaign):
     def _take(self, result: ShardResult) -> None:
         for data in result.findings:
             self.store.add(Finding.from_json(data))
-        for key, values in result.examples.items():
-            self._examples.setdefault(key, set()).update(values)
         if write_shard(self.store, result):
             for line in result.lines:
                 self.state.cases += 1

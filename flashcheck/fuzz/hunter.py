@@ -15,10 +15,8 @@ from typing import Literal
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings, target
 from hypothesis import strategies as st
-from hypothesis.database import ExampleDatabase
 
 from flashcheck.fuzz.case import FuzzCase
-from flashcheck.fuzz.examples import examples_in
 from flashcheck.fuzz.groups import STRONGEST, Failure, Group, group_of
 from flashcheck.fuzz.judge import CaseReport, backward_checks, extra_checks, forward_checks
 from flashcheck.fuzz.runner import InProcessRunner, Runner
@@ -49,7 +47,7 @@ class Shard:
         largest: length of a sequence.
         seconds: it ends earlier when they are over; finish: nothing is shrunk or reduced past these.
         known: groups that are found already: their failures are counted and go by.
-        examples: folder of Hypothesis' database, or None.
+        again: cases that are judged before any is drawn.
     """
 
     number: int
@@ -61,7 +59,7 @@ class Shard:
     seconds: float = math.inf
     finish: float = math.inf
     known: tuple[Group, ...] = ()
-    examples: str | None = None
+    again: tuple[FuzzCase, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,24 +187,23 @@ def hunt(
     runner: Runner | InProcessRunner,
     emit: Callable[[CaseEvent], None],
     stopped: Callable[[], bool] = lambda: False,
-    database: ExampleDatabase | None = None,
 ) -> list[Found]:
     """Runs a shard; the new groups that it found, each with its smallest case."""
     subject = runner.subject
     now = time.monotonic()
     state = _Hunt(shard, runner, emit, stopped, now + shard.seconds, now + shard.finish)
-    if shard.examples is not None:
-        database = examples_in(shard.examples, shard.focus)
 
     first = shard.cases // ONE_IN
 
-    @settings(  # outside of seed, which takes the database away from settings that it finds
+    @settings(
         max_examples=shard.cases - first,
-        database=database,
-        derandomize=False,  # where CI is set Hypothesis would ignore the seed and the database
+        # Campaigns keep examples of their own, as data (`Store.unfinished`). With a database Hypothesis keeps
+        # a front of its best cases too: that takes as long as drawing them, and cases to shrink it.
+        database=None,
+        derandomize=False,  # where CI is set Hypothesis would ignore the seed
         deadline=None,
         verbosity=Verbosity.quiet,
-        phases=(Phase.reuse, Phase.generate, Phase.target, Phase.shrink),
+        phases=(Phase.generate, Phase.target, Phase.shrink),
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=True,
         print_blob=False,
@@ -217,6 +214,8 @@ def hunt(
         state.run(case)
 
     try:
+        for case in shard.again:
+            state.sample(case)
         for case in sample(subject.capabilities, shard, subject.has_backward, first):
             state.sample(case)
         attention_case()

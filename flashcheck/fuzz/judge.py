@@ -30,7 +30,7 @@ from flashcheck.fuzz.signature import SLOW
 from flashcheck.fuzz.statistics import GROUP_CHECKS, SUMS, statistics_of
 from flashcheck.inputs.coverage import covered
 from flashcheck.inputs.values import FAMILIES
-from flashcheck.kernel import Kernel
+from flashcheck.kernel import Kernel, default_arithmetic
 from flashcheck.problem import Problem
 from flashcheck.reruns import ALTERNATE, EVERY, ONCE
 
@@ -225,7 +225,7 @@ def _failure(judged: Judged, record: Record, case: FuzzCase, groups: Sequence[Gr
         check=record.check,
         tensor=where.tensor if where is not None else "",
         message=record.message,
-        evidence=record.evidence,
+        evidence=(*record.evidence, *_undeclared(judged, record)),
         where=where.describe() if where is not None else "",
         guesses=tuple(faults.values())[:MOST_GUESSES],
         faults=tuple(faults),
@@ -233,6 +233,15 @@ def _failure(judged: Judged, record: Record, case: FuzzCase, groups: Sequence[Gr
         margin=record.margin,
         digest=digest_of(judged) if judged.answers() else "",
     )
+
+
+def _undeclared(judged: Judged, record: Record) -> tuple[str, ...]:
+    """What a bound rests on where the kernel declares nothing of its arithmetic: the fault may lie there."""
+    if judged.kernel.arithmetic is not default_arithmetic or not record.check.endswith(".bound"):
+        return ()
+    name = judged.problem.format.name
+    usual = f"rounds P to {name} and divides by the row sum at the end"
+    return (f"its arithmetic is not declared: taken for one that {usual}",)
 
 
 VALUE_CHECKS = (

@@ -1,37 +1,45 @@
 """Measures the fuzzer; every number of the documentation comes from here.
 
-python -m flashcheck.fuzz.measure speed torch.sdpa.flash --seconds 60 --out speed.json
+python -m flashcheck.fuzz.measure rate torch.sdpa.flash --workers 1 2 --seconds 60 --out rate.json
+python -m flashcheck.fuzz.measure rate kernels:flash_attention --passes forward backward --largest 512 \
+    --signatures 6 --workers 12 --seconds 40 --out rate.json
 python -m flashcheck.fuzz.measure cpu torch.sdpa.flash --seconds 30 --out cpu.json
-python -m flashcheck.fuzz.measure mutants --seeds 5 --seconds 20 --out mutants.json
+python -m flashcheck.fuzz.measure mutants --seeds 5 --seconds 20 --jobs 2 --out mutants.json
 python -m flashcheck.fuzz.measure groups --seconds 6 --out groups.json
 python -m flashcheck.fuzz.measure campaign kernels:flash_attention --seconds 600 --out campaign.json
+
+`mutants` and `groups` go on where they were stopped, when called again.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
-import math
 import os
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from flashcheck.devices import interpret_without_gpu
+from flashcheck.errors import ArgumentError
 from flashcheck.fuzz.campaign import Budget, Campaign
 from flashcheck.fuzz.files import write_json
 from flashcheck.fuzz.group_counts import groups_of
-from flashcheck.fuzz.hunter import CaseEvent, Found, Shard, hunt
+from flashcheck.fuzz.hunter import CaseEvent, Passes, Shard, hunt
+from flashcheck.fuzz.rate import rate, told
 from flashcheck.fuzz.runner import InProcessRunner
 from flashcheck.fuzz.signature import Focus
 from flashcheck.fuzz.store import Store
+from flashcheck.fuzz.time_to_failure import measure_mutants
 from flashcheck.loading import load
 from flashcheck.mutants import MUTANTS
 
@@ -113,88 +121,6 @@ def cpu(kernel: str, seconds: float, seed: int) -> dict[str, Any]:
     }
 
 
-def time_to_failure(name: str, seed: int, seconds: float) -> dict[str, Any]:
-    """Cases and CPU seconds until a mutant's first failure, dtypes in turn; and the size that it shrinks to.
-
-    CPU seconds of this process, in which all of it runs: other work on the machine does not count.
-    """
-    runner = InProcessRunner(MUTANTS[name].make())
-    started = time.process_time()
-    judged = 0
-    first: tuple[float, int] | None = None
-    dtypes = runner.subject.capabilities.dtypes
-
-    def count(event: CaseEvent) -> None:
-        nonlocal judged, first
-        judged += 1
-        if event.group is not None and first is None:
-            first = (time.process_time() - started, judged)
-
-    def over() -> bool:
-        spent = time.process_time() - started
-        return spent > (seconds if first is None else first[0] + SHRINKING)
-
-    found: list[Found] = []
-    number = 0
-    while not found and not over():
-        shard = Shard(number, seed * 1000 + number, Focus(dtypes[number % len(dtypes)]), SHARD)
-        found = hunt(shard, runner, count, over)
-        number += 1
-    if first is None:
-        return {"found": False, "seconds": seconds, "cases": judged}
-    smallest = min(found, key=lambda f: f.case.size)
-    spec = smallest.case.spec
-    return {
-        "found": True,
-        "seconds": round(first[0], 2),
-        "cases": first[1],
-        "check": found[0].group.check,
-        "groups": len(found),
-        "tokens": spec.num_queries + spec.num_keys,
-        "heads": spec.batch * spec.num_heads,
-    }
-
-
-SHARD = 60
-SHRINKING = 4.0
-"""Cases a shard, and CPU seconds for shrinking after the first failure."""
-
-
-def mutants(names: list[str], seeds: int, seconds: float, out: Path, result: dict[str, Any]) -> None:
-    """Every mutant from every seed; medians over the seeds, inf where most found nothing.
-
-    ``out`` is written after each mutant, and read first: what stands there is not measured again.
-    """
-    rows = _read(out)
-    result["mutants"] = rows
-    for name in names:
-        if any(row["mutant"] == name for row in rows):
-            continue
-        runs = [time_to_failure(name, seed, seconds) for seed in range(1, seeds + 1)]
-        hits = [r for r in runs if r["found"]]
-        row: dict[str, Any] = {"mutant": name, "found": len(hits), "runs": runs}
-        for field in ("seconds", "cases"):
-            row[field] = statistics.median(r[field] if r["found"] else math.inf for r in runs)
-        rows.append(row)
-        result["summary"] = summary_of(rows, seconds)
-        line = f"{name:32} {row['found']}/{len(runs)}  {row['seconds']:8.1f} s {row['cases']:6.0f} cases"
-        print(line, flush=True)  # noqa: T201
-        write_json(out, result)
-
-
-def summary_of(rows: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """Medians over the faults in ``rows``, each with ``seconds`` of CPU time a seed."""
-    hits = [run for row in rows for run in row["runs"] if run["found"]]
-    return {
-        "mutants": len(rows),
-        "cpu_seconds_allowed": seconds,
-        "found": sum(row["seconds"] < math.inf for row in rows),
-        "median_cpu_seconds": statistics.median(row["seconds"] for row in rows),
-        "median_cases": statistics.median(row["cases"] for row in rows),
-        "not_found": [row["mutant"] for row in rows if row["seconds"] == math.inf],
-    } | {f"shrunk_{x}": statistics.median(r[x] for r in hits) for x in ("tokens", "heads") if hits}
-
-
 def groups(names: list[str], seconds: float, seed: int, out: Path, result: dict[str, Any]) -> None:
     """Findings that one seeded fault makes; the file is written and read like that of ``mutants``."""
     rows = _read(out)
@@ -221,45 +147,92 @@ def _read(out: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
+def main() -> int:
+    """0; 2 for a wrong argument, 130 where Ctrl-C ended it."""
+    asked = _parser().parse_intermixed_args()
+    interpret_without_gpu()
+    torch.set_num_threads(1)
+    try:
+        MODES[asked.what](asked, {"what": asked.what, "machine": machine(asked.device)})
+    except ArgumentError as error:
+        print(error)  # noqa: T201
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; what was measured is in the file")  # noqa: T201
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("speed", "cpu", "mutants", "groups", "campaign"))
+    parser.add_argument("what", choices=tuple(MODES))
     parser.add_argument("names", nargs="*", help="kernels, or mutants (default: all)")
     parser.add_argument("--seconds", type=float, default=60.0, help="per campaign, or per mutant and seed")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=5, help="of mutants")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1], help="of rate: each is measured")
+    parser.add_argument("--jobs", type=int, default=1, help="of mutants: processes")
     parser.add_argument(
-        "--workers", type=int, nargs="+", default=[1, 2], help="of speed: each number is measured"
+        "--passes", nargs="+", choices=get_args(Passes), default=["both"], help="of rate: each is measured"
+    )
+    parser.add_argument("--largest", type=int, default=129, help="of rate: length of a sequence")
+    parser.add_argument(
+        "--signatures", type=int, default=0, help="of rate: that a compiled kernel keeps to; 0: all"
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_intermixed_args()
-    interpret_without_gpu()
-    torch.set_num_threads(1)
-    result: dict[str, Any] = {"what": asked.what, "machine": machine(asked.device)}
-    if asked.what == "mutants":
-        mutants(asked.names or list(MUTANTS), asked.seeds, asked.seconds, asked.out, result)
-    elif asked.what == "groups":
-        groups(asked.names or list(MUTANTS), asked.seconds, asked.seed, asked.out, result)
-    elif asked.what == "cpu":
-        result["kernels"] = []
+    return parser
+
+
+def _rates(asked: argparse.Namespace, result: dict[str, Any]) -> None:
+    result["rates"] = []
+    for kernel, passes, workers in itertools.product(asked.names, asked.passes, asked.workers):
+        row = rate(
+            kernel,
+            asked.device,
+            workers=workers,
+            seconds=asked.seconds,
+            seed=asked.seed,
+            passes=passes,
+            largest=asked.largest,
+            signatures=asked.signatures,
+        )
+        result["rates"].append(row)
+        print(told(row), flush=True)  # noqa: T201
+        write_json(asked.out, result)  # after each: one that dies takes no other with it
+
+
+def _campaigns(asked: argparse.Namespace, result: dict[str, Any]) -> None:
+    result["campaigns"] = []
+    with tempfile.TemporaryDirectory() as folder:
         for kernel in asked.names:
-            result["kernels"].append(cpu(kernel, asked.seconds, asked.seed))
-            print(result["kernels"][-1], flush=True)  # noqa: T201
+            row = campaign(kernel, asked.device, asked.seconds, asked.workers[0], asked.seed, Path(folder))
+            result["campaigns"].append(row)
+            print({k: row[k] for k in ("kernel", "workers", "cases_per_second", "spent")}, flush=True)  # noqa: T201
             write_json(asked.out, result)
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            result["campaigns"] = []
-            counts = asked.workers if asked.what == "speed" else asked.workers[:1]
-            for kernel in asked.names:
-                for workers in counts:
-                    row = campaign(kernel, asked.device, asked.seconds, workers, asked.seed, Path(folder))
-                    result["campaigns"].append(row)
-                    print({k: row[k] for k in ("kernel", "workers", "cases_per_second", "spent")}, flush=True)  # noqa: T201
-                    write_json(asked.out, result)  # after each: a campaign that dies takes no other with it
+
+
+def _cpu(asked: argparse.Namespace, result: dict[str, Any]) -> None:
+    result["kernels"] = []
+    for kernel in asked.names:
+        result["kernels"].append(cpu(kernel, asked.seconds, asked.seed))
+        print(result["kernels"][-1], flush=True)  # noqa: T201
+        write_json(asked.out, result)
+
+
+def _mutants(asked: argparse.Namespace, result: dict[str, Any]) -> None:
+    names = asked.names or list(MUTANTS)
+    measure_mutants(names, asked.seeds, asked.seconds, asked.out, result, asked.jobs)
+
+
+def _groups(asked: argparse.Namespace, result: dict[str, Any]) -> None:
+    groups(asked.names or list(MUTANTS), asked.seconds, asked.seed, asked.out, result)
+
+
+MODES = {"rate": _rates, "cpu": _cpu, "mutants": _mutants, "groups": _groups, "campaign": _campaigns}
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -18,8 +18,8 @@ from flashcheck.kernel import Capabilities
 CASES_AN_ARM = 200
 """Judged for each open arm before a further one is opened: tens for each of its signatures."""
 
-_FEWEST = 8
-"""Signatures whose first call must have been seen before a kernel is taken for one that is not compiled."""
+_FEWEST = 3
+"""Signatures whose first call must have been seen to say whether a kernel is compiled."""
 
 
 class Scheduler:
@@ -101,6 +101,8 @@ class Scheduler:
         beforehand; without them no more of the workers' time goes there than into judging."""
         if not self.narrow or self._fixed:
             return False
+        if helpers and not self.settled:
+            return len(self._arms) + self._ahead < _FEWEST
         owed = CASES_AN_ARM * (len(self._arms) + self._ahead - self._workers + (not helpers))
         return self._cases >= owed and (helpers or self._compiling <= self._judging)
 

@@ -56,7 +56,7 @@ def script_of(name: str, kernel: Kernel, case: FuzzCase, failure: Failure, devic
             *(f"likely: {guess}" for guess in failure.guesses),
             f"Run it from the folder in which {name} can be imported: python FILE, or pytest FILE.",
             *call.notes,
-            f"Judge it again, with all checks: flashcheck replay {finding}",
+            "Judge it again, with all checks: flashcheck replay FILE",
             '"""',
             "",
             *_imports(call, body),

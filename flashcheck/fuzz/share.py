@@ -14,7 +14,8 @@ MOST_HELPERS = 4
 """That compile ahead, by default."""
 
 GPU_GIB = 2.0
-"""GPU memory that a worker may need: 0.5 GiB for its context, the rest for cases and what a kernel keeps."""
+"""GPU memory that a worker may need: 0.5 GiB for its context, the rest for cases and what a kernel keeps.
+`isolation.wide_strides` takes more for a moment, and waits where there is none."""
 
 _SMI = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
 _SMI_SECONDS = 10.0

@@ -4,7 +4,6 @@ campaign.json         the kernel and the seed
 shards/000012         claimed: every shard number is taken once, whichever run takes it
 cases/RUN-WORKER.jsonl  a line per judged case; one writer a file, append-only
 findings/ID.json      one per group; test_ID.py is its stand-alone repro
-examples/             Hypothesis' database
 """
 
 from __future__ import annotations
@@ -97,10 +96,6 @@ class Store:
     folder: Path
     run: str = field(default_factory=lambda: f"{time.time_ns():x}-{os.getpid()}")
 
-    @property
-    def examples(self) -> Path:
-        return self.folder / "examples"
-
     def open(self, kernel: str, seed: int, resume: bool, against: str = "") -> int:
         """Creates the campaign or, with ``resume``, goes on with it; the campaign's seed.
 
@@ -124,6 +119,12 @@ class Store:
                 )
         return int(data["seed"])
 
+    def forget_empty(self) -> None:
+        """Undoes ``open`` where no case was judged: another try is no second campaign."""
+        with locked(self.folder / ".lock"):
+            if not any(True for _ in self.case_lines()):
+                (self.folder / "campaign.json").unlink(missing_ok=True)
+
     def claim_shard(self) -> int:
         """The next shard number, taken by no other process."""
         folder = self.folder / "shards"
@@ -143,6 +144,16 @@ class Store:
         """Every judged case, of all runs."""
         for path in sorted((self.folder / "cases").glob("*.jsonl")):
             yield from read_lines(path)
+
+    def unfinished(self) -> list[FuzzCase]:
+        """A case for each group that was seen to fail and of which there is no finding: a run was killed
+        while it shrank it, or it became one with another finding since."""
+        known = {finding.id for finding in self.findings()}
+        first: dict[str, FuzzCase] = {}
+        for line in self.case_lines():
+            if "group" in line and line["group"] not in known:
+                first.setdefault(line["group"], FuzzCase.from_json(line["case"]))
+        return list(first.values())
 
     def finding_path(self, name: str) -> Path:
         return self.folder / "findings" / f"{name}.json"
@@ -184,7 +195,8 @@ def _merged(known: Finding, new: Finding) -> Finding:
     if known.group.yields_to(new.failure) or new.group.yields_to(known.failure):
         better = new if known.group.yields_to(new.failure) else known
     else:
-        sizes = [(f.case.size, len(f.case.tensors or "")) for f in (known, new)]
+        # Of cases alike the one whose repro is written: the other is the same one, not yet confirmed.
+        sizes = [(f.case.size, len(f.case.tensors or ""), not f.script) for f in (known, new)]
         better = new if sizes[1] < sizes[0] else known
     group = replace(known.group.joined(new.failure), check=better.group.check)
     return replace(

@@ -71,7 +71,7 @@ def _serve(task: WorkerTask, runner: Runner, pipe: Connection) -> None:
     while (shard := pipe.recv()) is not None:
 
         def emit(event: CaseEvent) -> None:
-            line = writer.line(event, _signature(task, runner, event))
+            line = writer.line(event, signature_of(runner, event))
             lines.append(line)  # before it is told: what the campaign counts is on disk
             pipe.send(("case", line))
 
@@ -84,12 +84,12 @@ def _serve(task: WorkerTask, runner: Runner, pipe: Connection) -> None:
         pipe.send(("done", shard.number))
 
 
-def _signature(task: WorkerTask, runner: Runner, event: CaseEvent) -> str:
+def signature_of(runner: Runner, event: CaseEvent) -> str:
     """What was compiled for the case; "" where nothing is compiled."""
     if runner.subject.has_signature:
         return runner.signature(event.case.spec)
     backward = any(name.startswith("backward") for name in event.case.checks)
-    return derived(event.case.spec, backward) if task.device.startswith("cuda") else ""
+    return derived(event.case.spec, backward) if runner.device.startswith("cuda") else ""
 
 
 def _told_to_stop(pipe: Connection) -> bool:

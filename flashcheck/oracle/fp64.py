@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flashcheck.masks import Everything
 from flashcheck.oracle.operands import (
     Operands,
     by_head,
@@ -50,22 +51,22 @@ def backward(
     x = operands(problem, rows)
     out, lse = stored_rows(out, rows), stored_rows(lse, rows)
     exact, raw = _forward(problem, x)
-    p, p_sink = _probabilities(x, exact, lse)
+    p, p_sink = _probabilities(problem, x, exact, lse)
     out = exact.out if out is None else out.to(p.device)
 
     # dP = dO V^T, delta = rowsum(dO * O) - dLSE; empty rows add nothing, whatever they store.
     dp = by_head(problem, by_kv_head(problem, x.dout) @ x.v.mT) * problem.v_descale
     dp = hidden_finite(dp, x.visible)
     delta = torch.where(x.alive, (x.dout * out).sum(-1) - x.dlse, 0.0)
-    ds = torch.where(x.visible, p * (dp - delta.unsqueeze(-1)), 0.0)
+    ds = _where_seen(problem, x, p * (dp - delta.unsqueeze(-1)), 0.0)
     dx = ds if problem.softcap is None else ds * _softcap_slope(exact.products, problem.softcap)
-    dx = torch.where(x.visible, dx, 0.0)
+    dx = ds if dx is ds else _where_seen(problem, x, dx, 0.0)
 
     dx_rows, seen = by_kv_head(problem, dx), by_kv_head(problem, x.visible)
     dq = by_head(problem, masked_matmul(dx_rows, seen, x.k)) * problem.effective_scale
     dk = masked_matmul(dx_rows.mT, seen.mT, by_kv_head(problem, x.q)) * problem.effective_scale
     dv = masked_matmul(by_kv_head(problem, p).mT, seen.mT, by_kv_head(problem, x.dout)) * problem.v_descale
-    dscale = torch.where(x.visible, dx * raw, 0.0).sum() * (problem.q_descale * problem.k_descale)
+    dscale = _where_seen(problem, x, dx * raw, 0.0).sum() * (problem.q_descale * problem.k_descale)
     return BackwardQuantities(
         dq=dq,
         dk=dk,
@@ -86,11 +87,11 @@ def _forward(problem: Problem, x: Operands) -> tuple[ForwardQuantities, Tensor]:
     m = scores.amax(-1) if scores.shape[-1] else torch.full_like(x.dlse, -torch.inf)
     m = m if x.sink is None else torch.maximum(m, x.sink)
     shift = torch.where(m == -torch.inf, 0.0, m)  # -inf - -inf is NaN
-    w = torch.where(x.visible, torch.exp(scores - shift.unsqueeze(-1)), 0.0)
+    w = _where_seen(problem, x, torch.exp(scores - shift.unsqueeze(-1)), 0.0)
     l = w.sum(-1)
     l = l if x.sink is None else l + torch.exp(x.sink - shift)
     p = w / torch.where(l == 0, 1.0, l).unsqueeze(-1)
-    p = torch.where(x.visible, p, 0.0)  # a NaN row must not make its hidden pairs NaN
+    p = _where_seen(problem, x, p, 0.0)  # a NaN row must not make its hidden pairs NaN
     weighted = masked_matmul(by_kv_head(problem, p), by_kv_head(problem, x.visible), x.v)
     exact = ForwardQuantities(
         out=by_head(problem, weighted) * problem.v_descale,
@@ -117,7 +118,7 @@ def _scores(problem: Problem, x: Operands) -> tuple[Tensor, Tensor, Tensor]:
         scores = scores + x.bias
     if x.slopes is not None and x.distance is not None:
         scores = scores + x.slopes * x.distance
-    return raw, products, torch.where(x.visible, scores, -torch.inf)
+    return raw, products, _where_seen(problem, x, scores, -torch.inf)
 
 
 def _softcap_slope(products: Tensor, softcap: float) -> Tensor:
@@ -125,7 +126,9 @@ def _softcap_slope(products: Tensor, softcap: float) -> Tensor:
     return torch.cosh(products / softcap) ** -2.0
 
 
-def _probabilities(x: Operands, exact: ForwardQuantities, lse: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _probabilities(
+    problem: Problem, x: Operands, exact: ForwardQuantities, lse: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
     """p (B, H, Nq, Nk) and the sink's probability (B, H, Nq) or None, from a stored LSE if there is one."""
     if lse is None:
         p_sink = None if x.sink is None else torch.exp(x.sink - exact.row_max) / exact.row_sum
@@ -133,4 +136,11 @@ def _probabilities(x: Operands, exact: ForwardQuantities, lse: Tensor | None) ->
     lse = torch.where(x.alive, lse.to(x.q.device), 0.0)  # an empty row's -inf is not used
     p = torch.exp(exact.scores - lse.unsqueeze(-1))
     p_sink = None if x.sink is None else torch.exp(x.sink - lse)
-    return torch.where(x.visible, p, 0.0), p_sink
+    return _where_seen(problem, x, p, 0.0), p_sink
+
+
+def _where_seen(problem: Problem, x: Operands, values: Tensor, hidden: float) -> Tensor:
+    """``values`` (B, H, R, Nk) of visible pairs and ``hidden`` elsewhere."""
+    if isinstance(problem.visibility, Everything):
+        return values
+    return torch.where(x.visible, values, hidden)

@@ -127,7 +127,7 @@ def forward_rows(problem: Problem, allowed: AllowedForward, rows: Tensor) -> Ser
 
 def demand(allowed: Tensor, value: Tensor) -> Tensor:
     """The largest error of a rung that is good enough for ``allowed``."""
-    floor = ROUNDING * torch.where(torch.isfinite(value), value.abs(), 0.0)
+    floor = value.abs().nan_to_num_(0.0, 0.0).mul_(ROUNDING)
     return torch.maximum(FRACTION * allowed, floor).clamp(min=SMALLEST_DEMAND)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -118,9 +119,9 @@ def masked_matmul(weights: Tensor, visible: Tensor, values: Tensor) -> Tensor:
         visible: (..., n, m) boolean.
         values: (..., m, d).
     """
-    finite = torch.isfinite(values)
-    if bool(finite.all()):
+    if math.isfinite(float(values.sum())):  # else some may be infinite, or their sum
         return weights @ values
+    finite = torch.isfinite(values)
     result = weights @ torch.where(finite, values, 0.0)
 
     def reached(pairs: Tensor, poisoned: Tensor) -> Tensor:
@@ -137,6 +138,8 @@ def masked_matmul(weights: Tensor, visible: Tensor, values: Tensor) -> Tensor:
 
 def hidden_finite(x: Tensor, visible: Tensor) -> Tensor:
     """``x`` with 0 in place of NaN and inf at hidden pairs; visible pairs and finite values stay."""
+    if math.isfinite(float(x.sum())):
+        return x
     return torch.where(visible | torch.isfinite(x), x, 0.0)
 
 

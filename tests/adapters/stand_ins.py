@@ -1,7 +1,7 @@
 """Stand-ins for libraries that need a GPU: their true signatures, layouts and results, by the formula.
 
-Signatures as of flash-attention 0251105, xformers bed3978, flashinfer fb28d72. What a library asserts of its
-arguments its stand-in asserts too. ``MODULES`` is what to put into ``sys.modules``.
+Signatures as of flash-attention 0251105, flash-attn-4 4.0.0b36, xformers bed3978, flashinfer fb28d72. What a
+library asserts of its arguments its stand-in asserts too. ``MODULES`` is what to put into ``sys.modules``.
 """
 
 # ruff: noqa: ARG001, ARG004 - the signatures are the libraries'
@@ -113,6 +113,8 @@ def flash_attn_4_func(
     block_sparse_tensors: Any = None,
     block_sparse_tensors_bwd: Any = None,
     return_lse: bool = False,
+    gather_bwd_recompute_p: bool = False,
+    gather_bwd_token_chunk: int | None = None,
 ) -> Any:
     assert None in window_size or all(side >= 0 for side in window_size if side is not None)
     assert learnable_sink is None or learnable_sink.shape == (q.shape[2],)

@@ -183,6 +183,7 @@ from tests.adapters import formula
 class _attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, causal, sm_scale, warp_specialize=True):
+        assert not warp_specialize
         assert q.shape[-1] == k.shape[-1] == v.shape[-1]
         assert q.shape[-1] in {16, 32, 64, 128, 256}
         assert q.shape[2] % 128 == 0

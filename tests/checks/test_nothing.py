@@ -123,3 +123,15 @@ def test_gradients_that_are_never_written_fail() -> None:
     subject = replace(honest, backward=backward)
     problem = nothing("bf16", (0, 17)).build()
     assert check_named("isolation.gradients_unwritten")(subject, problem).failed
+
+
+def test_what_the_judge_allocates_is_not_taken_for_the_kernels():
+    """A kernel that leaves no allocation uninitialised has nothing to be judged on."""
+    honest = control()
+
+    def zeros(problem: Problem, *_: Tensor) -> Mapping[str, Tensor]:
+        return {n: torch.zeros(getattr(problem, n[1:]).shape) for n in ("dq", "dk", "dv")}
+
+    subject = replace(honest, backward=zeros)
+    record = check_named("isolation.gradients_unwritten")(subject, nothing("bf16", (0, 17)).build())
+    assert record.status == "not applicable", record

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from flashcheck.fuzz.rate import told
 from tests.device.jobs import Job
 
 
@@ -55,6 +56,10 @@ def _campaigns(data: dict[str, Any]) -> str:
     return "; ".join(rows)
 
 
+def _rates(data: dict[str, Any]) -> str:
+    return "; ".join(told(row) for row in data["rates"])
+
+
 def _mutants(data: dict[str, Any]) -> str:
     summary = data.get("summary", {})
     return f"{summary.get('found', 0)} of {summary.get('mutants', 0)} faults found"
@@ -76,7 +81,7 @@ READERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "honest": _honest,
     "honest-cpu": _honest,
     "fuzz": _campaigns,
-    "speed": _campaigns,
+    "rate": _rates,
     "mutants": _mutants,
     "audit": _audit,
     "edges": _edges,

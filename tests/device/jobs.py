@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -9,12 +11,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+ALL_SLOTS = 10_000
+"""More than there are: such a job runs alone."""
+
 FILL = 3600.0
 """No limit but the run's: such a job keeps what it has when it is interrupted."""
 
 TORCH = {"cuda": ("flash", "efficient", "cudnn", "math"), "cpu": ("flash", "math")}
 TUTORIAL = "triton.tutorial"
 COMPILED = "torch.flex.compiled"
+PACKAGES = {
+    "jax.cuda.xla": "jax_plugins",  # what a jax with CUDA brings along
+    "jax.cuda.cudnn": "jax_plugins",
+    "jax.cuda.pallas": "jax_plugins",
+    "flash_attn.4": "flash_attn",
+}
+"""Kernels of packages other than torch, and the module that each needs."""
 OWN = (
     "kernels:flash_attention",
     "kernels:score_fp16",
@@ -70,12 +82,18 @@ def torch_names(device: str) -> tuple[str, ...]:
 
 
 def others(device: str) -> tuple[str, ...]:
-    """Further attentions that need no package but torch, and Triton's tutorial where its file is named."""
+    """Further attentions: torch's, the tutorial's where its file is named, those of packages found here."""
     names = ("torch.flex.eager", "eager")
     if device != "cuda":
         return names
     tutorial = (TUTORIAL,) if "FLASHCHECK_TRITON_TUTORIAL" in os.environ else ()
-    return (COMPILED, "torch.varlen", *names, *tutorial)
+    found = (name for name, module in PACKAGES.items() if importlib.util.find_spec(module) is not None)
+    return (COMPILED, "torch.varlen", *names, *tutorial, *found)
+
+
+def environment(kernel: str) -> dict[str, str]:
+    """JAX is kept from the GPU in jobs that are not about it."""
+    return {"JAX_PLATFORMS": "cuda,cpu"} if kernel.startswith("jax.cuda.") else {}
 
 
 DTYPES = {
@@ -85,6 +103,9 @@ DTYPES = {
     COMPILED: ("fp16", "bf16"),
     "torch.varlen": ("fp16", "bf16"),
     TUTORIAL: ("fp16",),
+    "jax.cuda.cudnn": ("fp16", "bf16"),
+    "jax.cuda.pallas": ("fp16", "bf16"),
+    "flash_attn.4": ("fp16", "bf16"),
     "kernels:score_fp16": ("bf16", "fp32"),
     "kernels:score_bf16": ("fp16", "fp32"),
     "kernels:score_tf32": ("fp32",),
@@ -147,7 +168,7 @@ GATES = ("gate/torch", "gate/triton")
 
 def certificates(plan: Plan) -> Iterator[Job]:
     """One job for each kernel and dtype; the those of a kernel are merged by ``tests.device.merge``."""
-    slowest = (OWN[0], COMPILED)  # seconds of compilation for each problem
+    slowest = (OWN[0], COMPILED, *PACKAGES)  # seconds of compilation for each problem
     for kernel in dict.fromkeys((*(k for k in slowest if k in plan.kernels), *plan.kernels)):
         for dtype in DTYPES.get(kernel, ALL_DTYPES):
             helpers = 2 if plan.device == "cuda" and kernel in slowest else 0
@@ -160,6 +181,7 @@ def certificates(plan: Plan) -> Iterator[Job]:
                 limit=FILL,
                 slots=1 + helpers,
                 after=GATES,
+                environment=environment(kernel),
             )
 
 
@@ -167,7 +189,7 @@ def edges(plan: Plan) -> Iterator[Job]:
     """A process for each kernel: an illegal access ends all that comes after it in its process."""
     for kernel in plan.kernels:
         asked = ("-m", "tests.report.edges", kernel, "--json", "{out}.json")
-        yield Job(f"edges/{slug(kernel)}", asked, limit=240.0)
+        yield Job(f"edges/{slug(kernel)}", asked, limit=240.0, environment=environment(kernel))
 
 
 def soundness(plan: Plan) -> Iterator[Job]:
@@ -219,7 +241,7 @@ def _honest(name: str, kernels: Sequence[str], seed: int, on_cpu: bool) -> Job:
 
 def campaigns(plan: Plan) -> Iterator[Job]:
     """One fuzz campaign for each kernel, a worker each; of the compiled kernels three, and four that compile
-    ahead."""
+    ahead. ``rate`` measures what a machine can do that has nothing else to do."""
     for kernel in plan.kernels:
         if kernel in ("torch.flex.eager", "eager", TUTORIAL) or kernel in OWN[1:]:
             continue
@@ -232,15 +254,33 @@ def campaigns(plan: Plan) -> Iterator[Job]:
             (*command, "--seed", str(plan.round + 1)),
             limit=plan.seconds + 60.0,
             slots=slots,
+            environment=environment(kernel),
         )
 
 
-def speeds(plan: Plan) -> Iterator[Job]:
-    """Cases per second of one worker, forward and backward, and of two."""
-    for kernel in (torch_names(plan.device)[0], OWN[0]):
-        asked = ("-m", "flashcheck.fuzz.measure", "speed", kernel, "--device", plan.device)
-        command = (*asked, "--seconds", f"{plan.seconds / 4:g}", "--workers", "1", "2", "--out", "{out}.json")
-        yield Job(f"speed/{slug(kernel)}", command, limit=plan.seconds, slots=2)
+RATE_SECONDS = 20.0
+RATE_WORKERS = 12
+RATE_SIGNATURES = 6
+"""Of a rate: seconds that are counted, workers on one GPU (that many cores), signatures of a kernel that is
+compiled: beforehand, by as many processes."""
+
+
+def rates(plan: Plan) -> Iterator[Job]:
+    """Judged cases per second once compiled, lengths up to 512, of a dozen workers on one GPU: the forward's
+    checks on every case, then the backward's; and of one worker. Each keeps all cores to itself: in the
+    company of other jobs it would measure those."""
+    kernels = ((torch_names(plan.device)[0], 0), (OWN[0], RATE_SIGNATURES))
+    crowds = (RATE_WORKERS, 1) if plan.device == "cuda" else (2, 1)
+    for workers, (kernel, signatures), passes in itertools.product(crowds, kernels, ("forward", "backward")):
+        asked = ("-m", "flashcheck.fuzz.measure", "rate", kernel, "--device", plan.device)
+        what = ("--passes", passes, "--workers", str(workers), "--signatures", str(signatures))
+        more = ("--largest", "512", "--seconds", f"{RATE_SECONDS:g}", "--out", "{out}.json")
+        yield Job(
+            f"rate/{slug(kernel)}.{passes}.{workers}",
+            (*asked, *what, *more, "--seed", str(plan.round + 1)),
+            limit=200.0,
+            slots=ALL_SLOTS,
+        )
 
 
 def costs(plan: Plan) -> Iterator[Job]:
@@ -295,7 +335,7 @@ KINDS: dict[str, Callable[[Plan], Iterator[Job]]] = {
     "honest": false_alarms,
     "honest-cpu": emulators,
     "fuzz": campaigns,
-    "speed": speeds,
+    "rate": rates,
     "cost": costs,
     "kernels": own_kernels,
     "mutants": mutants,

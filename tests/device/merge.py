@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flashcheck.files import write_atomically
-from flashcheck.fuzz.measure import summary_of
+from flashcheck.fuzz.time_to_failure import summary_of
 from flashcheck.report.certificate import Certificate, read, write
 from flashcheck.report.merge import merged, of_one_dtype
 from tests.checks.honest import Source
@@ -90,7 +90,8 @@ def mutants(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     allowed = {run["summary"]["cpu_seconds_allowed"] for run in runs if "summary" in run}
     if len(allowed) != 1 or len({row["mutant"] for row in rows}) < len(rows):
         sys.exit("the shards allow different times, or hold the same fault twice")
-    return {**runs[0], "mutants": rows, "summary": summary_of(rows, allowed.pop())}
+    unfinished = [row for run in runs for row in run.get("unfinished", ())]
+    return {**runs[0], "mutants": rows, "unfinished": unfinished, "summary": summary_of(rows, allowed.pop())}
 
 
 def audit(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

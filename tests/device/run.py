@@ -151,6 +151,10 @@ class Runner:
             "TORCHINDUCTOR_CACHE_DIR": str(self.cache / "inductor"),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": str(self.cache / "jax"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",
+            "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": str(self.cache / "flash_attn"),
         }
         if job.on_cpu:
             more["CUDA_VISIBLE_DEVICES"] = ""

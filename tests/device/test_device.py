@@ -3,6 +3,7 @@ add up."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
 import subprocess
@@ -13,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from flashcheck.fuzz.measure import summary_of
+from flashcheck.fuzz.time_to_failure import summary_of
 from flashcheck.loading import load
 from flashcheck.mutants import MUTANTS
 from flashcheck.report.certificate import read
-from tests.device import merge
+from tests.device import jobs, merge
 from tests.device.found import verdict
 from tests.device.jobs import ALL_DTYPES, DTYPES, KINDS, Job, Plan, jobs_of
 from tests.device.run import Runner
@@ -134,6 +135,23 @@ def test_the_kernels_are_there_with_the_dtypes_that_jobs_name() -> None:
     for name in Plan("cuda").kernels:
         kernel = load(name)
         assert DTYPES.get(name, ALL_DTYPES) == kernel.capabilities.dtypes, name
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs jax, an extra")
+def test_kernels_of_packages_are_run_where_the_packages_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [name for name in jobs.PACKAGES if name.startswith("jax.")]
+    for name in names:
+        assert DTYPES.get(name, ALL_DTYPES) == load(name).capabilities.dtypes, name
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda module: module if module == "jax_plugins" else None
+    )
+    there = jobs_of(["certificate", "edges"], Plan("cuda"))
+    for name in names:
+        mine = [job for job in there if name in job.arguments]
+        assert len(mine) == 1 + len(DTYPES.get(name, ALL_DTYPES))
+        assert {job.environment["JAX_PLATFORMS"] for job in mine} == {"cuda,cpu"}
+    assert not any("flash_attn.4" in job.arguments or job.on_cpu for job in there)
+    assert not set(names) & set(Plan("cpu").kernels)
 
 
 def test_every_fault_is_in_one_shard() -> None:

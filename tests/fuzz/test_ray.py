@@ -69,7 +69,7 @@ def test_a_node_dies_and_nothing_is_lost_or_counted_twice(tmp_path: Path) -> Non
 def test_a_shard_is_counted_once(tmp_path: Path) -> None:
     from flashcheck.fuzz.distributed import ShardResult, write_shard
 
-    result = ShardResult(3, [{"dtype": "bf16", "seconds": {}, "shard": 3, "n": 1}], [], {})
+    result = ShardResult(3, [{"dtype": "bf16", "seconds": {}, "shard": 3, "n": 1}], [])
     assert write_shard(Store(tmp_path), result)
     assert not write_shard(Store(tmp_path), result)
     assert totals_of(Store(tmp_path).case_lines()).total == 1

@@ -131,16 +131,30 @@ def test_many_cases_are_judged_for_each_signature_that_is_compiled(helpers: bool
 def test_whether_compiling_is_dear_is_seen_from_first_calls(seconds: float, narrow: bool) -> None:
     scheduler = Scheduler(("fp16", "bf16"), CAPABILITIES, compiled=None, workers=4)
     assert scheduler.narrow
+    assert not scheduler.settled
     first = [scheduler.choose(n) for n in range(4)]
     assert len(set(first)) == 4, "workers that start together compile different things"
-    for n in range(8):
+    for n in range(4):
         scheduler.saw({"shard": n % 4, "signature": str(n), "dtype": "bf16", "seconds": {"compile": seconds}})
     assert scheduler.settled
     assert scheduler.narrow is narrow
     assert (scheduler.choose(4).like is not None) is narrow
-    for n in range(8, 24):  # what was cheap came from an earlier run's cache
+    for n in range(4, 12):  # what was cheap came from an earlier run's cache
         scheduler.first_call(str(n), 2.0)
     assert scheduler.narrow
+
+
+def test_helpers_find_out_whether_compiling_is_dear() -> None:
+    scheduler = Scheduler(("bf16",), CAPABILITIES, compiled=None)
+    scheduler.choose(0, helpers=True)
+    proposed = 0
+    while scheduler.due(helpers=True):
+        scheduler.open(scheduler.propose())
+        proposed += 1
+    assert proposed == 2
+    for n in range(3):
+        scheduler.first_call(str(n), 0.01)
+    assert scheduler.choose(1, helpers=True) == Focus("bf16")
 
 
 def test_given_arms_are_all_there_are() -> None:

@@ -116,3 +116,38 @@ def test_totals_follow_from_the_lines() -> None:
     assert totals.failures == {"g": 1}
     assert totals.faults == {"oracle": 1}
     assert totals.covered == {"bf16": {"no option"}}
+
+
+def test_a_group_that_was_not_finished_is_not_lost(tmp_path: Path) -> None:
+    """A run that is killed while it shrinks has told of the failure in a line only."""
+    store = Store(tmp_path)
+    lines = Lines(store.case_log("0"))
+    finding = _finding()
+    for name, seed in ((finding.id, 0), ("other", 1), ("other", 2)):
+        case = replace(finding.case, spec=replace(finding.case.spec, seed=seed))
+        lines.append({"shard": 0, "n": seed, "dtype": "bf16", "group": name, "case": case.to_json()})
+    lines.append({"shard": 0, "n": 3, "dtype": "bf16"})
+    assert [case.spec.seed for case in store.unfinished()] == [0, 1]
+    store.add(finding)
+    assert [case.spec.seed for case in store.unfinished()] == [1]
+
+
+def test_of_cases_alike_the_confirmed_one_stays(tmp_path: Path) -> None:
+    """A finding is stored when it is found, and again with its repro: also where nothing could be cut."""
+    store = Store(tmp_path)
+    store.add(_finding())
+    store.add(_finding(script="python test.py", reproduces=(3, 3), cases=0))
+    store.add(_finding())
+    (stored,) = store.findings()
+    assert (stored.script, stored.reproduces, stored.cases) == ("python test.py", (3, 3), 2)
+
+
+def test_a_campaign_whose_kernel_could_not_be_loaded_is_none(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert store.open("k", 1, resume=False) == 1
+    store.forget_empty()
+    assert store.open("k", 2, resume=False) == 2
+    Lines(store.case_log("0")).append({"shard": 0})
+    store.forget_empty()
+    with pytest.raises(ArgumentError, match="--resume"):
+        store.open("k", 3, resume=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from flashcheck.oracle import twofold
+from flashcheck.oracle.common_unit import product_is_exact
 from flashcheck.oracle.twofold import Twofold
 
 CTX = mpmath.MPContext()
@@ -116,6 +118,30 @@ def test_sums_and_products(terms: int) -> None:
         column = exactly(twofold_b.map(lambda t: t[:, j]))  # noqa: B023
         magnitude = CTX.fsum(abs(x) for x in column)
         assert abs(value - CTX.fsum(column)) <= twofold.ACCUMULATE * terms * magnitude
+
+
+@pytest.mark.parametrize("bits", [8, 11, 26, 53])
+def test_a_product_counts_as_exact_only_where_float64_holds_every_partial_sum(bits: int) -> None:
+    gen = torch.Generator().manual_seed(bits)
+    least, past = 1 - 2**bits, 2**bits
+    a = torch.randint(least, past, (5, 40), generator=gen).double()
+    b = torch.randint(least, past, (40, 7), generator=gen).double()
+    assert product_is_exact(a, b) == (bits < 26)
+    got = exactly(twofold.matmul(a, b))
+    for place, value in enumerate(got):
+        i, j = divmod(place, 7)
+        exact = sum(int(x) * int(y) for x, y in zip(a[i], b[:, j], strict=True))
+        if bits < 26:
+            assert value == exact
+            assert float(a[i] @ b[:, j]) == exact
+
+
+@pytest.mark.parametrize("entry", [2.0**-60, 1e-310, math.nan, math.inf])
+def test_one_entry_of_another_size_ends_that(entry: float) -> None:
+    a, b = torch.ones(3, 4, dtype=torch.float64), torch.ones(4, 2, dtype=torch.float64)
+    assert product_is_exact(a, b)
+    a[1, 2] = entry
+    assert not product_is_exact(a, b)
 
 
 def test_float64_functions_meet_their_assumed_error() -> None:
