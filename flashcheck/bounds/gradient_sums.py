@@ -216,13 +216,12 @@ class GradientSum:
 
     def may_pass(self, weights: Weights, limit: float) -> Tensor | None:
         """Elements whose sum may pass ``limit`` on the way, before or after the factor; None: none can."""
-        factor = max(abs(self.factor), 1e-300)
-        most = max(1.0, factor)
+        most = max(1.0, abs(self.factor))
         largest = weights.largest * float(self.size.amax()) if self.size.numel() else 0.0
         if math.isfinite(largest) and largest * self.terms * most < limit:
             return None
-        partial = self.partial(weights.size, weights.slack)
-        return ~(torch.maximum(partial, partial / factor) < limit)
+        before = self.apply(weights.size + weights.slack, self.size)  # NaN of inf * 0 may pass too
+        return ~(before.mul_(most) < limit)
 
 
 def gradient_sums(problem: Problem, arithmetic: Arithmetic, machine: Machine) -> dict[str, GradientSum]:
