@@ -44,11 +44,11 @@ def required(capabilities: Capabilities) -> dict[str, Wishes]:
         owed["grouped heads"] = Wishes(grouped=True)
     dims = head_dims(capabilities)
     owed |= {
-        f"head dim {d}": Wishes(head_dim=d, value_dim_differs=False, lengths=(33, 33))
-        for d in {dims[0], dims[-1]}
+        f"head dim {d}": Wishes(head_dim=d, value_dim="same", lengths=(33, 33)) for d in {dims[0], dims[-1]}
     }
-    if capabilities.value_dim_differs:
-        owed["value dim differs"] = Wishes(value_dim_differs=True)
+    if capabilities.value_dim_differs and len(dims) > 1:
+        owed["value dim smaller"] = Wishes(value_dim="smaller")
+        owed["value dim larger"] = Wishes(value_dim="larger")
     if capabilities.fewest_keys == 1:
         owed["one query, one key"] = Wishes(lengths=(1, 1))
     owed["ragged tail"] = Wishes(lengths=(129, 129))
@@ -128,7 +128,7 @@ def covered(spec: ProblemSpec, problem: Problem) -> set[str]:
     if spec.scale is not None:
         labels.add("scale=0" if spec.scale == 0 else "scale<0" if spec.scale < 0 else "scale>0")
     if spec.value_dim != spec.head_dim:
-        labels.add("value dim differs")
+        labels.add("value dim smaller" if spec.value_dim < spec.head_dim else "value dim larger")
     nq, nk = spec.num_queries, spec.num_keys
     if nk == 0:
         labels.add("zero keys")

@@ -62,7 +62,7 @@ class Wishes:
     family: str | None = None
     grouped: bool | None = None
     head_dim: int | None = None
-    value_dim_differs: bool | None = None
+    value_dim: Literal["same", "smaller", "larger"] | None = None
     lengths: tuple[int, int] | None = None
     window: tuple[int | None, int | None] | None = None
     scale: float | None = None
@@ -89,6 +89,12 @@ def head_dims(capabilities: Capabilities) -> tuple[int, ...]:
     return tuple(sorted(inside))
 
 
+def _value_dims(dims: tuple[int, ...], dim: int, relation: str | None) -> list[int]:
+    """The dims of V that differ from ``dim``, to the side that is asked for."""
+    smaller = [] if relation == "larger" else [d for d in dims if d < dim]
+    return smaller + ([] if relation == "smaller" else [d for d in dims if d > dim])
+
+
 def draw_spec(
     rng: random.Random, capabilities: Capabilities, dtype: str, seed: int, wishes: Wishes | None = None
 ) -> ProblemSpec:
@@ -98,12 +104,14 @@ def draw_spec(
     causal = _causal(rng, capabilities, wishes)
     nq, nk = _lengths(rng, capabilities, causal, wishes)
     dims = head_dims(capabilities)
-    usual = tuple(d for d in dims if d in USUAL_HEAD_DIMS) or dims
-    dim = wishes.head_dim or rng.choice(usual if rng.random() < 0.6 else dims)
+    relation = wishes.value_dim
+    room = dims[1:] if relation == "smaller" else dims[:-1] if relation == "larger" else dims
+    usual = tuple(d for d in room if d in USUAL_HEAD_DIMS) or room
+    dim = wishes.head_dim or rng.choice(usual if rng.random() < 0.6 else room)
     differs = capabilities.value_dim_differs and (
-        rng.random() < 0.2 if wishes.value_dim_differs is None else wishes.value_dim_differs
+        rng.random() < 0.2 if relation is None else relation != "same"
     )
-    value_dim = rng.choice([d for d in dims if d != dim] or [dim]) if differs else dim
+    value_dim = rng.choice(_value_dims(dims, dim, relation) or [dim]) if differs else dim
     grouped = (
         capabilities.gqa and rng.random() < 0.4 if wishes.grouped is None else wishes.grouped
     ) and capabilities.gqa

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flashcheck.errors import UnknownNameError
 from flashcheck.inputs.buffers import LAYOUTS, hosted
 from flashcheck.inputs.coverage import covered, required
-from flashcheck.inputs.problems import draw_spec
+from flashcheck.inputs.problems import Wishes, draw_spec
 from flashcheck.inputs.spec import MASK_KINDS, ProblemSpec
 from flashcheck.inputs.strategies import specs
 from flashcheck.kernel import Capabilities, ForwardResult, Kernel
@@ -138,3 +138,13 @@ def test_buffers_hold_the_values_and_notice_writes(layout: str, dtype: str) -> N
     assert torch.equal(host.snapshot(), before)
     host.allocation.view(-1)[0 if layout == "guarded" else -1] = 1.0
     assert not torch.equal(host.snapshot(), before)
+
+
+@pytest.mark.parametrize("side", ["smaller", "larger"])
+def test_the_dim_of_v_lies_to_the_side_asked_for(side: str) -> None:
+    """A kernel may take one width for the other: only a larger one shows what is left out."""
+    rng = random.Random(0)
+    for _ in range(50):
+        spec = draw_spec(rng, EVERYTHING, "bf16", 0, Wishes(value_dim=side))  # type: ignore[arg-type]
+        assert spec.value_dim < spec.head_dim if side == "smaller" else spec.value_dim > spec.head_dim
+        assert f"value dim {side}" in covered(spec, spec.outline())
