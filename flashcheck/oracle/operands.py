@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -119,7 +118,7 @@ def masked_matmul(weights: Tensor, visible: Tensor, values: Tensor) -> Tensor:
         visible: (..., n, m) boolean.
         values: (..., m, d).
     """
-    if math.isfinite(float(values.sum())):  # else some may be infinite, or their sum
+    if bool(torch.isfinite(values.sum())):  # else some may be infinite, or their sum
         return weights @ values
     finite = torch.isfinite(values)
     result = weights @ torch.where(finite, values, 0.0)
@@ -138,7 +137,7 @@ def masked_matmul(weights: Tensor, visible: Tensor, values: Tensor) -> Tensor:
 
 def hidden_finite(x: Tensor, visible: Tensor) -> Tensor:
     """``x`` with 0 in place of NaN and inf at hidden pairs; visible pairs and finite values stay."""
-    if math.isfinite(float(x.sum())):
+    if bool(torch.isfinite(x.sum())):
         return x
     return torch.where(visible | torch.isfinite(x), x, 0.0)
 

@@ -19,7 +19,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("number", "options"), enumerate(OPTIONS), ids=str)
+@pytest.mark.parametrize(("number", "options"), list(enumerate(OPTIONS)), ids=str)
 def test_every_check_takes_eight_bits(number: int, options: dict[str, Any]) -> None:
     dtype = ("e4m3", "e5m2")[number % 2]
     sizes = {"batch": 2, "num_heads": 2, "num_kv_heads": 2, "num_queries": 9, "num_keys": 15}

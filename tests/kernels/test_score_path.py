@@ -131,9 +131,10 @@ OPTIONS = [
     {"causal": "bottom_right", "scale": -0.2, "window": (60, None)},
     {"softcap": 5.0, "alibi_slopes": torch.tensor([0.1, 0.2])},
 ]
+PAIRS = list(zip(CASES, itertools.cycle(OPTIONS), strict=False))
 
 
-@pytest.mark.parametrize(("case", "options"), zip(CASES, itertools.cycle(OPTIONS)), ids=IDS)
+@pytest.mark.parametrize(("case", "options"), PAIRS, ids=IDS)
 def test_forward(case, options, device):
     """Against float64 attention of the converted operands: all that is left is the rounding of P and of O."""
     dtype, path = case
@@ -155,7 +156,7 @@ def test_forward(case, options, device):
     assert bool(((lse.cpu() - exact_lse)[seen].abs() <= 4e-6 * (1 + exact_lse[seen].abs())).all())
 
 
-@pytest.mark.parametrize(("case", "options"), zip(CASES, itertools.cycle(OPTIONS)), ids=IDS)
+@pytest.mark.parametrize(("case", "options"), PAIRS, ids=IDS)
 def test_backward(case, options, device):
     """Scores as the forward formed them; all other operands as they were given."""
     dtype, path = case

@@ -10,7 +10,7 @@ from flashcheck.formats import BF16, E4M3, E5M2, FP16
 from flashcheck.probe import functions, triton_code
 from flashcheck.probe.casts import cast
 from flashcheck.probe.units import triton_units
-from tests.kernels.compile_without_gpu import NoDriver
+from kernels.bench.offline import NoDriver
 
 
 def main():

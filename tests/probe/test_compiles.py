@@ -1,24 +1,11 @@
 """Every kernel of the probe compiles for Hopper, even where there is no GPU to run it."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
-import torch
-
-ROOT = Path(__file__).parents[2]
+from tests.offline import output_of, without_gpu
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU compiles what it runs")
+@without_gpu
 def test_every_kernel_compiles_for_hopper(tmp_path):
-    environment = {n: x for n, x in os.environ.items() if n != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
-    program = [sys.executable, str(Path(__file__).with_name("compile_without_gpu.py"))]
-    run = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stdout.split() == [
+    assert output_of("tests.probe.compile_without_gpu", tmp_path).split() == [
         "binary_kernel:3",
         "cast_kernel:4",
         "dot_kernel:13",
