@@ -149,11 +149,11 @@ def _after_rounding(
 
 
 def _prediction(value: Tensor, rms: Tensor, linear: Tensor) -> Prediction:
-    """Where the errors are of first order and the gradient is finite."""
+    """Where the errors are of first order, and the gradient and their variance finite."""
     holds = linear.expand_as(value)
-    if math.isfinite(float(value.sum())) and bool(linear.all()):
+    if math.isfinite(float(value.sum() + rms.sum())) and bool(linear.all()):
         return Prediction(rms, holds)
-    holds = holds & torch.isfinite(value)
+    holds = holds & torch.isfinite(value) & torch.isfinite(rms)
     return Prediction(torch.where(holds, rms, 0.0), holds)
 
 

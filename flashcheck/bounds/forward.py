@@ -90,11 +90,12 @@ def forward_bound(
         return rms.forward_variance(problem, errors.noise, weights, arithmetic, machine)
 
     def prediction(value: Tensor, variance: Tensor, fmt: Format) -> Prediction:
-        linear = judged & rms.first_order(weights)
+        holds = (judged & rms.first_order(weights)).expand_as(value)
         predicted = rms.after_rounding(value, variance, fmt)
-        if not bool(linear.all()):
-            predicted = torch.where(linear, predicted, 0.0)
-        return Prediction(predicted, linear.expand_as(value))
+        if not (bool(holds.all()) and math.isfinite(float(predicted.sum()))):
+            holds = holds & torch.isfinite(predicted)
+            predicted = torch.where(holds, predicted, 0.0)
+        return Prediction(predicted, holds)
 
     def of_lse() -> Prediction:
         whole = prediction(rows.lse, variances()[1], arithmetic.lse_format)

@@ -99,7 +99,8 @@ def after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
     sawtooth, so that this is, in squared spacings,
     r^2 + 1/12 + sum_k (-1)^k cos(2 pi k o) exp(-2 pi^2 k^2 r^2) (1/(pi k)^2 + 4 r^2).
     Four terms serve where r >= 0.2; below, the masses that round to the values next to the nearest one do, to
-    2e-6 (an exactly representable value then has error 0).
+    2e-6 (an exactly representable value then has error 0). Where the variance is infinite, so is the result:
+    it predicts nothing.
     """
     if not exact.numel():
         return torch.zeros_like(exact)
@@ -116,12 +117,12 @@ def after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
         near = _neighbours(offset, small).double()
         error = near if error is None else torch.where(noise < _FINE, near, error)
     assert error is not None
-    if most > 1e300:  # an infinite variance predicts nothing
+    if most > 1e300:
         error = error.masked_fill(noise > 1e300, torch.inf)
     if float(exact.abs().amax()) >= fmt.overflow_threshold:
         past = (round_nearest(exact, fmt) - exact).square_().div_(spacing)
         error = torch.where(past > 1, past + noise, error)
-    return error.mul_(spacing).sqrt_().nan_to_num_(0.0, 0.0)
+    return error.mul_(spacing).sqrt_().nan_to_num_(0.0, torch.inf)
 
 
 def _waves(offset: Tensor, noise: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ def backward_variance(
     ds_variance = dp.mul_(p_square)
     if problem.softcap is not None:
         slope = softcap_slope(problem, forward)
-        ds_variance.mul_(slope.square())
+        ds_variance.mul_(slope.square().add_(_slope_variance(problem, forward, machine)))
         drift = None if drift is None else drift.mul_(slope)
     ds_variance.addcmul_(ds_square, log_p + UNIT**2 / 3)
     if problem.softcap is not None:
@@ -162,6 +162,13 @@ def _tanh_twice(
     through = slope * cap
     both = (through - 2 * tanh).square_().sub_(through.square_())
     return both.mul_(pairs.ds_plain.square()).mul_(machine.tanh_error**2 / 3)
+
+
+def _slope_variance(problem: Problem, forward: ForwardQuantities, machine: Machine) -> Tensor:
+    """Of the computed 1 - tanh^2 by the errors of tanh and of its square: all there is of it where the cap is
+    saturated, so that errors of dP - delta meet this and not the derivative itself."""
+    square = torch.tanh(forward.products / (problem.softcap or 1.0)).square_()
+    return square.mul_(4 * machine.tanh_error**2 / 3).add_((ROUNDING_RMS * UNIT) ** 2)
 
 
 def first_order(pairs: PairErrors, problem: Problem) -> dict[str, Tensor]:

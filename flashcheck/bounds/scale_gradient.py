@@ -104,4 +104,5 @@ def scale_prediction(
     if (bias := products.bias()) is not None:
         drift = drift + (bias * moved).sum() * problem.v_descale
     rms = after_rounding(exact.dscale, total + drift.square(), FP32)
-    return Prediction(rms, torch.ones_like(rms, dtype=torch.bool))
+    holds = torch.isfinite(rms)
+    return Prediction(torch.where(holds, rms, 0.0), holds)
