@@ -104,5 +104,5 @@ def scale_prediction(
     if (bias := products.bias()) is not None:
         drift = drift + (bias * moved).sum() * problem.v_descale
     rms = after_rounding(exact.dscale, total + drift.square(), FP32)
-    holds = torch.isfinite(rms)
-    return Prediction(torch.where(holds, rms, 0.0), holds)
+    finite = torch.isfinite(rms)
+    return Prediction(torch.where(finite, rms, 0.0), finite)
