@@ -151,10 +151,9 @@ def _after_rounding(
 def _prediction(value: Tensor, rms: Tensor, linear: Tensor) -> Prediction:
     """Where the errors are of first order, and the gradient and their variance finite."""
     holds = linear.expand_as(value)
-    if math.isfinite(float(value.sum() + rms.sum())) and bool(linear.all()):
-        return Prediction(rms, holds)
-    holds = holds & torch.isfinite(value) & torch.isfinite(rms)
-    return Prediction(torch.where(holds, rms, 0.0), holds)
+    if not math.isfinite(float(value.sum())):
+        holds = holds & torch.isfinite(value)
+    return Prediction.where(rms, holds)
 
 
 def _intervals(

@@ -91,11 +91,7 @@ def forward_bound(
 
     def prediction(value: Tensor, variance: Tensor, fmt: Format) -> Prediction:
         holds = (judged & rms.first_order(weights)).expand_as(value)
-        predicted = rms.after_rounding(value, variance, fmt)
-        if not (bool(holds.all()) and math.isfinite(float(predicted.sum()))):
-            holds = holds & torch.isfinite(predicted)
-            predicted = torch.where(holds, predicted, 0.0)
-        return Prediction(predicted, holds)
+        return Prediction.where(rms.after_rounding(value, variance, fmt), holds)
 
     def of_lse() -> Prediction:
         whole = prediction(rows.lse, variances()[1], arithmetic.lse_format)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,14 @@ class Prediction:
 
     rms: Tensor
     holds: Tensor
+
+    @classmethod
+    def where(cls, rms: Tensor, holds: Tensor) -> Prediction:
+        """``rms`` where ``holds`` and it is finite: an infinite one predicts nothing."""
+        if not (math.isfinite(float(rms.sum())) and bool(holds.all())):
+            holds = holds & torch.isfinite(rms)
+            rms = torch.where(holds, rms, 0.0)
+        return cls(rms, holds)
 
 
 @dataclass(frozen=True)

@@ -62,12 +62,12 @@ def backward_variance(
         dp.add_(_dp_rounding(exact.grad_probabilities, p, p_square, arithmetic))
     ds_variance = dp.mul_(p_square)
     if problem.softcap is not None:
-        slope = softcap_slope(problem, forward)
-        ds_variance.mul_(slope.square().add_(_slope_variance(problem, forward, machine)))
+        slope, tanh = softcap_slope(problem, forward), torch.tanh(forward.products / problem.softcap)
+        ds_variance.mul_(slope.square().add_(_slope_variance(tanh, machine)))
         drift = None if drift is None else drift.mul_(slope)
     ds_variance.addcmul_(ds_square, log_p + UNIT**2 / 3)
     if problem.softcap is not None:
-        ds_variance.add_(_tanh_twice(problem, forward, pairs, slope, machine)).clamp_(min=0.0)
+        ds_variance.add_(_tanh_twice(problem.softcap, tanh, pairs, slope, machine)).clamp_(min=0.0)
     p_variance = log_p.mul_(p_square)
     # Truncated scores move P, and dS with it, in one direction.
     lean = noise.bias
@@ -152,23 +152,18 @@ def grad_products(
     return DotProducts(problem, machine.accumulator(fmt), dout, values, total, squares)
 
 
-def _tanh_twice(
-    problem: Problem, forward: ForwardQuantities, pairs: PairErrors, slope: Tensor, machine: Machine
-) -> Tensor:
+def _tanh_twice(cap: float, tanh: Tensor, pairs: PairErrors, slope: Tensor, machine: Machine) -> Tensor:
     """What the variance of dS gains because one error of tanh enters twice: c err in the score, already
     counted, and -2 tanh err in the cap's derivative. The two partly cancel."""
-    cap = problem.softcap or 1.0
-    tanh = torch.tanh(forward.products / cap)
     through = slope * cap
     both = (through - 2 * tanh).square_().sub_(through.square_())
     return both.mul_(pairs.ds_plain.square()).mul_(machine.tanh_error**2 / 3)
 
 
-def _slope_variance(problem: Problem, forward: ForwardQuantities, machine: Machine) -> Tensor:
+def _slope_variance(tanh: Tensor, machine: Machine) -> Tensor:
     """Of the computed 1 - tanh^2 by the errors of tanh and of its square: all there is of it where the cap is
     saturated, so that errors of dP - delta meet this and not the derivative itself."""
-    square = torch.tanh(forward.products / (problem.softcap or 1.0)).square_()
-    return square.mul_(4 * machine.tanh_error**2 / 3).add_((ROUNDING_RMS * UNIT) ** 2)
+    return tanh.square().mul_(4 * machine.tanh_error**2 / 3).add_((ROUNDING_RMS * UNIT) ** 2)
 
 
 def first_order(pairs: PairErrors, problem: Problem) -> dict[str, Tensor]:

@@ -104,5 +104,4 @@ def scale_prediction(
     if (bias := products.bias()) is not None:
         drift = drift + (bias * moved).sum() * problem.v_descale
     rms = after_rounding(exact.dscale, total + drift.square(), FP32)
-    finite = torch.isfinite(rms)
-    return Prediction(torch.where(finite, rms, 0.0), finite)
+    return Prediction.where(rms, torch.ones_like(rms, dtype=torch.bool))

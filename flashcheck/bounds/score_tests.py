@@ -134,15 +134,16 @@ def _weighting(
     values: Tensor,
     centre: Tensor,
     slope: Tensor,
+    shared: Tensor,
     own: Tensor,
     used: Tensor,
 ) -> Tensor:
     """C^-1 G H of each row, C = G sum_j v_ij (V_j - centre)(V_j - centre)^T G + diag(own) the covariance of
-    what is stored, G = diag(slope): the best weights there are. Rows past _SOLVED products get
-    (G H / variance) times the best factor for a row."""
+    what is stored, G = diag(slope), ``shared`` the diagonal of its sum: the best weights there are. Rows past
+    _SOLVED products get (G H / variance) times the best factor for a row."""
     batch, heads, queries, dim = direction.shape
     shown = direction * slope
-    weighting = torch.where(used, shown / (own + slope.square() * (rounding @ values.square())), 0.0)
+    weighting = torch.where(used, shown / (own + shared), 0.0)
     moved = (weighting * slope) @ values.mT - (weighting * slope * centre).sum(-1, keepdim=True)
     spread = (rounding * moved.square()).sum(-1) + (weighting.square() * own).sum(-1)
     factor = ((weighting * shown).sum(-1) / spread).nan_to_num(0.0, 0.0)
@@ -194,7 +195,7 @@ def _sums(
     own = torch.maximum(kept.variance - shared, least)
     centre = rows.out if arithmetic.row_sum == "rounded" else torch.zeros_like(rows.out)
     if solve:
-        weighting = _weighting(direction, rounding, values, centre, slope, own, used)
+        weighting = _weighting(direction, rounding, values, centre, slope, shared, own, used)
     else:
         weighting = torch.where(used, direction / (own + shared + 2 * least), 0.0)
     largest = float(weighting.abs().max())

@@ -103,7 +103,7 @@ class SideGradients:
         holds = torch.isfinite(exact) & torch.isfinite(variance) & (self.pairs.worst <= LARGEST_LINEAR)
         value, variance = torch.where(holds, exact, 0.0), torch.where(holds, variance, 1.0)
         rms = after_rounding(value, variance, format_of(dtype))
-        return Prediction(torch.where(holds, rms, 0.0), holds)
+        return Prediction.where(rms, holds)
 
 
 _SQUARE = (ROUNDING_RMS * UNIT) ** 2

@@ -95,29 +95,36 @@ class ScoreTally:
         between = max(pp - 2 * self.amount * pi + self.amount**2 * ii, 0.0) if self.problems > 1 else 0.0
         return math.sqrt(max(self.variance, between)) / self.information
 
-    def _rest_is_off(self, direction: str) -> bool:
-        rest = self.without_striking()
-        if rest.information <= 0 or rest.elements < FEWEST_ELEMENTS:
-            return False
-        threshold = max(rest.allowed + STANDARD_ERRORS * rest.standard_error, SMALLEST[direction])
-        return abs(rest.amount) > threshold
+    @property
+    def judges(self) -> bool:
+        """Enough elements for a verdict."""
+        return self.elements >= FEWEST_ELEMENTS and self.information > 0
+
+    def accepted(self, direction: str) -> float:
+        """The largest amount that is accepted."""
+        return max(self.allowed + STANDARD_ERRORS * self.standard_error, SMALLEST[direction])
+
+    def _is_off(self, direction: str) -> bool:
+        return self.judges and abs(self.amount) > self.accepted(direction)
 
     def verdict(self, direction: str, problem: str) -> Record:
         """The check's verdict on this group."""
         name = CHECK_NAMES[direction]
-        if self.elements < FEWEST_ELEMENTS or self.information <= 0:
+        if not self.judges:
             few = f"{self.elements} elements whose error is predictable, fewer than {FEWEST_ELEMENTS}"
             return not_applicable(name, few)
-        error = self.standard_error
-        threshold = max(self.allowed + STANDARD_ERRORS * error, SMALLEST[direction])
-        found = f"{self.amount:+.2g} with standard error {error:.1g}, accepted up to {threshold:.2g}"
+        accepted = self.accepted(direction)
+        found = (
+            f"{self.amount:+.2g} with standard error {self.standard_error:.1g}, accepted up to {accepted:.2g}"
+        )
         if direction == "scale":
             line = f"relative error of the scale {found}"
             wrong = f"the scores are scaled by a factor that is wrong by {self.amount:+.2g}: {found}"
         else:
             line = f"bias of the cast of P, of what truncation does: {found}"
             wrong = f"P is not rounded to nearest: its bias is {self.amount:.2g} of a truncation's: {found}"
-        if abs(self.amount) <= threshold or not (self.problems == 1 or self._rest_is_off(direction)):
+        alone = self.problems == 1
+        if not self._is_off(direction) or not (alone or self.without_striking()._is_off(direction)):
             return Record(name, Status.PASS, line, problem=problem)
         evidence = (
             f"{self.elements:,} elements of {self.problems} problems; the declared arithmetic itself may add "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashcheck.oracle.common_unit import lowest_bit
+from flashcheck.oracle.common_unit import EVALUATION, lowest_bit
 from flashcheck.oracle.operands import (
     Operands,
     by_head,
@@ -26,10 +26,6 @@ from flashcheck.oracle.operands import (
 from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
 from flashcheck.oracle.unit import Unit
 from flashcheck.problem import Problem
-
-_EVALUATION = 1.0 + 2.0**-20
-"""Covers the roundings of evaluating the bound itself and the products of two first-order roundings: each
-is below 2^-21 relative for lengths up to 2^30."""
 
 _UNDERFLOW = 2.0**-1000
 """More than any rung loses when a result leaves float64's normal range, double-double's low half included."""
@@ -91,11 +87,11 @@ def _score_error(problem: Problem, x: Operands, got: ForwardQuantities, unit: Un
     op, scale = unit.operation, abs(problem.effective_scale)
     q, k = by_kv_head(problem, x.q), x.k.mT
     magnitude = by_head(problem, q.abs() @ k.abs())
-    exact = magnitude * _EVALUATION < 2.0**53 * _common_unit(problem, x)
+    exact = magnitude * EVALUATION < 2.0**53 * _common_unit(problem, x)
     raw_error = torch.where(exact, 0.0, magnitude * unit.dot(problem.head_dim) + _UNDERFLOW)
     raw = by_head(problem, q @ k).abs() + magnitude * 2.0**-40
     products = scale * raw_error + op * got.products.abs() + _UNDERFLOW
-    products = products * _EVALUATION
+    products = products * EVALUATION
     error, size = products, got.products.abs()
     if problem.softcap is not None:
         # |softcap'| is largest at the end of the uncertainty interval that is nearest to 0.
@@ -110,7 +106,7 @@ def _score_error(problem: Problem, x: Operands, got: ForwardQuantities, unit: Un
         alibi = (x.slopes * x.distance).abs()
         size = size + alibi
         error = error + op * (alibi + size)
-    return _Scores(raw, raw_error, products, error * _EVALUATION + _UNDERFLOW)
+    return _Scores(raw, raw_error, products, error * EVALUATION + _UNDERFLOW)
 
 
 def _common_unit(problem: Problem, x: Operands) -> Tensor:
@@ -181,7 +177,7 @@ def _softmax_error(x: Operands, got: ForwardQuantities, scores: _Scores, unit: U
     raised, fall = torch.where(better, raised_top, raised), torch.where(better, fall_top, fall)
 
     lowest = (1.0 - fall).clamp(min=0.0)
-    rounding = (unit.dot(n + 1) + op) * _EVALUATION
+    rounding = (unit.dot(n + 1) + op) * EVALUATION
     spread = torch.expm1(exponents)
     relative = (spread + raised.unsqueeze(-1)) / lowest.unsqueeze(-1)
     error = _proved(weights * relative, 1.0) + floor + rounding * weights
@@ -193,9 +189,9 @@ def _softmax_error(x: Operands, got: ForwardQuantities, scores: _Scores, unit: U
         lowest=lowest,
         log_sum=log_sum,
         rounding=rounding,
-        probabilities=torch.where(x.visible, error[..., :n] * _EVALUATION, 0.0),
+        probabilities=torch.where(x.visible, error[..., :n] * EVALUATION, 0.0),
         sink=no_sink if x.sink is None else weights[..., n],
-        sink_error=no_sink if x.sink is None else error[..., n] * _EVALUATION,
+        sink_error=no_sink if x.sink is None else error[..., n] * EVALUATION,
     )
 
 
@@ -203,7 +199,7 @@ def _moved_sums(weights: Tensor, exponents: Tensor, lost: Tensor) -> tuple[Tenso
     """Most that the sum of weights (1) rises and falls when weight j moves by exp(+-exponent j)."""
     raised = (weights * torch.expm1(exponents)).sum(-1) + lost
     fall = (weights * -torch.expm1(-exponents)).sum(-1) + lost
-    return raised * _EVALUATION, fall * _EVALUATION
+    return raised * EVALUATION, fall * EVALUATION
 
 
 def _against_largest(weights: Tensor, exponents: Tensor) -> Tensor:
@@ -228,7 +224,7 @@ def _out_error(
     error = _proved(moved / softmax.lowest.unsqueeze(-1), ceiling)
     error = error + (softmax.rounding + unit.dot(problem.num_keys)) * magnitude + _UNDERFLOW
     error = error * problem.v_descale + unit.operation * got.out.abs()
-    return torch.where(x.alive.unsqueeze(-1), _proved(error * _EVALUATION), 0.0)
+    return torch.where(x.alive.unsqueeze(-1), _proved(error * EVALUATION), 0.0)
 
 
 def _lse_error(x: Operands, got: ForwardQuantities, softmax: _Softmax, unit: Unit) -> Tensor:
@@ -236,7 +232,7 @@ def _lse_error(x: Operands, got: ForwardQuantities, softmax: _Softmax, unit: Uni
     log_of_sum = torch.log(torch.where(got.row_sum == 0, 1.0, got.row_sum)).abs()
     error = softmax.log_sum + softmax.rounding + unit.log * log_of_sum + unit.log_absolute
     error = error + unit.operation * (got.lse.abs() + got.row_max.abs())
-    return torch.where(x.alive, _proved(error * _EVALUATION), 0.0)
+    return torch.where(x.alive, _proved(error * EVALUATION), 0.0)
 
 
 def backward_error(
@@ -276,20 +272,20 @@ def backward_error(
     t_error = dp_error + delta_error.unsqueeze(-1)
     t = difference = (got.grad_probabilities - got.delta.unsqueeze(-1)).abs()
     t = t + 2.0**-52 * (got.grad_probabilities.abs() + delta.unsqueeze(-1))
-    t_error = (t_error + op * t) * _EVALUATION
+    t_error = (t_error + op * t) * EVALUATION
     if out is not None:
         exact = _exact_differences(problem, x, used)
         t, t_error = torch.where(exact, difference, t), torch.where(exact, 0.0, t_error)
     ds = got.grad_scores.abs()
     ds_error = p_error * (t + t_error) + p * t_error + op * ds + _UNDERFLOW
-    ds_error = torch.where(x.visible, ds_error * _EVALUATION, 0.0)
+    ds_error = torch.where(x.visible, ds_error * EVALUATION, 0.0)
 
     dx, dx_error = ds, ds_error
     if problem.softcap is not None:
         slope, slope_error = _slope_error(forward.products / problem.softcap, scores, problem.softcap, unit)
         dx = ds * slope
         dx_error = ds_error * (slope + slope_error) + ds * slope_error + op * dx + _UNDERFLOW
-        dx_error = torch.where(x.visible, dx_error * _EVALUATION, 0.0)
+        dx_error = torch.where(x.visible, dx_error * EVALUATION, 0.0)
 
     terms = problem.group * x.q.shape[2]
     scale = abs(problem.effective_scale)
@@ -304,7 +300,7 @@ def backward_error(
     ds_sum = ds_error + unit.dot(ds.numel()) * ds
 
     def proved(error: Tensor, computed: Tensor) -> Tensor:
-        return _proved((error + 4 * op * computed.abs()) * _EVALUATION + _UNDERFLOW)
+        return _proved((error + 4 * op * computed.abs()) * EVALUATION + _UNDERFLOW)
 
     return BackwardError(
         dq=proved(scale * _rows_times(problem, dx_error + unit.dot(problem.num_keys) * dx, to_q), got.dq),
@@ -330,7 +326,7 @@ def _exact_differences(problem: Problem, x: Operands, out: Tensor) -> Tensor:
     delta_unit = torch.minimum(delta_unit, lowest_bit(x.dlse.unsqueeze(-1)).unsqueeze(-1))
     dp = problem.v_descale * by_head(problem, by_kv_head(problem, x.dout).abs() @ x.v.mT.abs())
     delta = (x.dout.abs() * out.abs()).sum(-1) + x.dlse.abs()
-    return (dp + delta.unsqueeze(-1)) * _EVALUATION < 2.0**53 * torch.minimum(dp_unit, delta_unit)
+    return (dp + delta.unsqueeze(-1)) * EVALUATION < 2.0**53 * torch.minimum(dp_unit, delta_unit)
 
 
 def _stored_probability_error(
@@ -348,12 +344,12 @@ def _stored_probability_error(
     distance = torch.where(x.visible, (forward.scores - stored.unsqueeze(-1)).abs(), 0.0)
     exponent = scores.scores + unit.operation * distance + exp
     p_error = (got.probabilities + _UNDERFLOW) * torch.expm1(exponent) + _UNDERFLOW
-    p_error = torch.where(x.visible, p_error * _EVALUATION, 0.0)
+    p_error = torch.where(x.visible, p_error * EVALUATION, 0.0)
     if x.sink is None:
         return p_error, torch.zeros_like(stored), torch.zeros_like(stored)
     sink = torch.exp(x.sink - stored)
     sink_exponent = unit.operation * (x.sink - stored).abs() + exp
-    return p_error, sink, (sink + _UNDERFLOW) * torch.expm1(sink_exponent) * _EVALUATION + _UNDERFLOW
+    return p_error, sink, (sink + _UNDERFLOW) * torch.expm1(sink_exponent) * EVALUATION + _UNDERFLOW
 
 
 def _slope_error(z: Tensor, scores: _Scores, softcap: float, unit: Unit) -> tuple[Tensor, Tensor]:
@@ -361,7 +357,7 @@ def _slope_error(z: Tensor, scores: _Scores, softcap: float, unit: Unit) -> tupl
     slope = torch.cosh(z) ** -2.0
     z_error = scores.products / softcap + unit.operation * z.abs()
     error = (slope + _UNDERFLOW) * torch.expm1(2.0 * z_error) + unit.sech2 * slope + _UNDERFLOW
-    return slope, _proved(error * _EVALUATION, 1.0)
+    return slope, _proved(error * EVALUATION, 1.0)
 
 
 def _rows_times(problem: Problem, weights: Tensor, values: Tensor) -> Tensor:
