@@ -230,8 +230,8 @@ def hinges(interval: Interval, got: Tensor, error: Tensor) -> Tensor:
         return _hinges(exact, limit, got, error, fmt)
     hinging = ~settled
     if left:
-        parts = (x[hinging] for x in (exact, limit, got, error))
-        hinging[hinging.clone()] = _hinges(*parts, fmt)
+        some = hinging.clone()
+        hinging[some] = _hinges(exact[some], limit[some], got[some], error[some], fmt)
     return hinging
 
 
