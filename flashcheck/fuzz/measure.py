@@ -60,12 +60,19 @@ def machine(device: str) -> dict[str, str]:
 
 
 def campaign(
-    kernel: str, device: str, seconds: float, workers: int, seed: int, folder: Path
+    kernel: str,
+    device: str,
+    seconds: float,
+    workers: int,
+    seed: int,
+    folder: Path,
+    ahead: int | None = None,
 ) -> dict[str, Any]:
-    """One campaign: cases/s, where the time goes, findings."""
+    """One campaign: cases/s, where the time goes, findings. ``ahead``: as of a Campaign."""
     store = Store(folder / f"{kernel.replace(':', '-').replace('/', '-')}-{workers}")
     store.open(kernel, seed, resume=False)
-    state = Campaign(kernel, device, store, seed, Budget(seconds=seconds), workers=workers).run()
+    budget = Budget(seconds=seconds)
+    state = Campaign(kernel, device, store, seed, budget, workers=workers, ahead=ahead).run()
     spent = dict(state.totals.seconds)
     in_kernel = spent.get("kernel", 0.0)
     return {
@@ -181,6 +188,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--signatures", type=int, default=0, help="of rate: that a compiled kernel keeps to; 0: all"
     )
+    parser.add_argument("--ahead", type=int, help="of campaign: processes that compile ahead (default: some)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, required=True)
     return parser
@@ -208,7 +216,8 @@ def _campaigns(asked: argparse.Namespace, result: dict[str, Any]) -> None:
     result["campaigns"] = []
     with tempfile.TemporaryDirectory() as folder:
         for kernel in asked.names:
-            row = campaign(kernel, asked.device, asked.seconds, asked.workers[0], asked.seed, Path(folder))
+            settings = (asked.device, asked.seconds, asked.workers[0], asked.seed)
+            row = campaign(kernel, *settings, Path(folder), asked.ahead)
             result["campaigns"].append(row)
             print({k: row[k] for k in ("kernel", "workers", "cases_per_second", "spent")}, flush=True)  # noqa: T201
             write_json(asked.out, result)

@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--level", default="standard", help="of the certificates")
     parser.add_argument("--round", type=int, default=0, help="other rounds draw other problems")
     parser.add_argument("--fuzz-seconds", type=float, default=240.0, help="of each campaign")
+    parser.add_argument("--certify-seconds", type=float, help="a certificate judges no problem after so many")
     parser.add_argument("--shards", type=int, default=8, help="processes of honest on torch's kernels")
     parser.add_argument("--slots", type=int, default=os.cpu_count() or 1, help="cores to keep busy")
     parser.add_argument("--seconds", type=float, default=560.0, help="after which everything has ended")
@@ -41,7 +42,8 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, help="of compilers; default: beside the folder")
     parser.add_argument("--list", action="store_true", help="show the jobs and run nothing")
     given = parser.parse_args()
-    plan = Plan(given.device, given.level, given.round, given.fuzz_seconds, given.shards)
+    sizes = (given.round, given.fuzz_seconds, given.shards, given.certify_seconds)
+    plan = Plan(given.device, given.level, *sizes)
     jobs = [job for job in jobs_of(given.kinds, plan) if _wanted(job.name, given.only, given.without)]
     if given.list:
         for job in jobs:

@@ -114,6 +114,8 @@ DTYPES = {
 }
 """Declared dtypes, here so that jobs are listed without importing anything; a test compares them."""
 ALL_DTYPES = ("fp16", "bf16", "fp32")
+HELPERS = {OWN[0]: 2, COMPILED: 1, **dict.fromkeys(PACKAGES, 1)}
+"""Kernels of a campaign that are compiled for every shape or option, and processes that do so ahead."""
 
 
 def slug(name: str) -> str:
@@ -131,6 +133,7 @@ class Plan:
         round: other rounds draw other problems.
         seconds: how long fuzz campaigns take.
         shards: processes that count false alarms on torch's kernels.
+        certify_seconds: after which a certificate is written of what was judged; None: when all was.
     """
 
     device: str = "cuda"
@@ -138,6 +141,7 @@ class Plan:
     round: int = 0
     seconds: float = 240.0
     shards: int = 8
+    certify_seconds: float | None = None
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -167,8 +171,9 @@ GATES = ("gate/torch", "gate/triton")
 
 
 def certificates(plan: Plan) -> Iterator[Job]:
-    """One job for each kernel and dtype; the those of a kernel are merged by ``tests.device.merge``."""
+    """One job for each kernel and dtype; those of a kernel are merged by ``tests.device.merge``."""
     slowest = (OWN[0], COMPILED, *PACKAGES)  # seconds of compilation for each problem
+    limited = () if plan.certify_seconds is None else ("--max-time", f"{plan.certify_seconds:g}")
     for kernel in dict.fromkeys((*(k for k in slowest if k in plan.kernels), *plan.kernels)):
         for dtype in DTYPES.get(kernel, ALL_DTYPES):
             helpers = 2 if plan.device == "cuda" and kernel in slowest else 0
@@ -176,7 +181,7 @@ def certificates(plan: Plan) -> Iterator[Job]:
                 f"certificate/{slug(kernel)}.{dtype}",
                 flashcheck(
                     *("certify", kernel, "--dtype", dtype, "--level", plan.level, "--device", plan.device),
-                    *("--compile-ahead", str(helpers), "--out", "{out}.json", "--verbose"),
+                    *("--compile-ahead", str(helpers), *limited, "--out", "{out}.json", "--verbose"),
                 ),
                 limit=FILL,
                 slots=1 + helpers,
@@ -240,20 +245,21 @@ def _honest(name: str, kernels: Sequence[str], seed: int, on_cpu: bool) -> Job:
 
 
 def campaigns(plan: Plan) -> Iterator[Job]:
-    """One fuzz campaign for each kernel, a worker each; of the compiled kernels three, and four that compile
-    ahead. ``rate`` measures what a machine can do that has nothing else to do."""
+    """One fuzz campaign for each kernel, a worker each, two of the own kernel; where compiling is dear, some
+    that compile ahead. ``rate`` measures what a machine can do that has nothing else to do."""
+    on_gpu = plan.device == "cuda"
     for kernel in plan.kernels:
-        if kernel in ("torch.flex.eager", "eager", TUTORIAL) or kernel in OWN[1:]:
+        if kernel == "torch.flex.eager" or kernel in OWN[1:]:
             continue
-        workers = 3 if kernel == OWN[0] and plan.device == "cuda" else 1
+        workers = 2 if kernel == OWN[0] and on_gpu else 1
+        helpers = HELPERS.get(kernel, 0) if on_gpu else 0
         asked = ("-m", "flashcheck.fuzz.measure", "campaign", kernel, "--device", plan.device)
-        command = (*asked, "--seconds", f"{plan.seconds:g}", "--workers", str(workers), "--out", "{out}.json")
-        slots = workers + 2 if kernel == OWN[0] or "flex" in kernel else 1
+        sizes = ("--seconds", f"{plan.seconds:g}", "--workers", str(workers), "--ahead", str(helpers))
         yield Job(
             f"fuzz/{slug(kernel)}",
-            (*command, "--seed", str(plan.round + 1)),
+            (*asked, *sizes, "--out", "{out}.json", "--seed", str(plan.round + 1)),
             limit=plan.seconds + 60.0,
-            slots=slots,
+            slots=workers + helpers,
             environment=environment(kernel),
         )
 

@@ -10,10 +10,15 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from flashcheck import cli
+from flashcheck.fuzz import measure
 from flashcheck.fuzz.time_to_failure import summary_of
 from flashcheck.loading import load
 from flashcheck.mutants import MUTANTS
@@ -152,6 +157,22 @@ def test_kernels_of_packages_are_run_where_the_packages_are(monkeypatch: pytest.
         assert {job.environment["JAX_PLATFORMS"] for job in mine} == {"cuda,cpu"}
     assert not any("flash_attn.4" in job.arguments or job.on_cpu for job in there)
     assert not set(names) & set(Plan("cpu").kernels)
+
+
+def test_what_jobs_ask_for_can_be_asked_for() -> None:
+    """An argument that does not exist is found here, not on a machine that is lent."""
+    command: Any = typer.main.get_command(cli.app)
+    asked = Counter[str]()
+    for job in jobs_of(["probe", "certificate", "fuzz", "rate"], Plan("cuda", certify_seconds=300.0)):
+        module, *arguments = job.arguments[1:]
+        asked[f"{module} {arguments[0]}"] += 1
+        if module == "flashcheck.fuzz.measure":
+            measure._parser().parse_intermixed_args(arguments)
+        else:
+            assert module == "flashcheck"
+            command.commands[arguments[0]].make_context(arguments[0], arguments[1:])
+    for name in ("flashcheck certify", "flashcheck.fuzz.measure campaign", "flashcheck.fuzz.measure rate"):
+        assert asked[name] > 0
 
 
 def test_every_fault_is_in_one_shard() -> None:
