@@ -12,6 +12,7 @@ from flashcheck.checks.judged import Judged
 from flashcheck.checks.record import Record
 from flashcheck.checks.registry import check, failed, not_applicable, passed
 from flashcheck.kernel import ForwardResult
+from flashcheck.oracle import fp64
 from flashcheck.problem import Problem
 
 
@@ -227,7 +228,9 @@ def influence_backward(judged: Judged) -> Record:
 
 
 def _gradients(judged: Judged, problem: Problem) -> dict[str, Tensor]:
-    return Judged(judged.kernel, problem, str(judged.device)).gradients
+    # Which gradients are 0 is asked, not how large they are: float64's forward will do for the stored one.
+    one = Judged(judged.kernel, problem, str(judged.device))
+    return one.run_backward(*one.stored_from(fp64.forward(one.multiplied)))
 
 
 def _scaled(problem: Problem) -> bool:

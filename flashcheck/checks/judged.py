@@ -232,9 +232,13 @@ class Judged:
     @cached_property
     def stored(self) -> tuple[Tensor, Tensor]:
         """O and LSE as the backward gets them: the oracle's, rounded to the kernel's formats."""
+        return self.stored_from(self.exact)
+
+    def stored_from(self, exact: ForwardQuantities) -> tuple[Tensor, Tensor]:
+        """O and LSE of ``exact``, rounded to the kernel's formats."""
         rules = self.rules.arithmetic
-        out = round_nearest(self.exact.out, rules.output_format).to(rules.output_format.dtype)
-        lse = round_nearest(self.exact.lse, rules.lse_format).to(rules.lse_format.dtype)
+        out = round_nearest(exact.out, rules.output_format).to(rules.output_format.dtype)
+        lse = round_nearest(exact.lse, rules.lse_format).to(rules.lse_format.dtype)
         return out, lse
 
     @cached_property

@@ -2,8 +2,9 @@
 
 Float64 first. A row climbs where float64's own proved error exceeds 1/64 of what the kernel is allowed, or
 where the verdict on an element hinges on it: the kernel's value is accepted at one end of that error and
-rejected at the other. ``oracle.screen`` passes ordinary rows at the cost of a few norms. Gradients climb no
-further than until no verdict hinges any more: the last rung costs seconds.
+rejected at the other. ``oracle.screen`` passes ordinary rows at the cost of a few norms; ``oracle.own_error``
+looks at the others before any climbs. Gradients climb no further than until no verdict hinges any more: the
+last rung costs seconds.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from torch import Tensor
 
 from flashcheck.bounds.interval import Interval
 from flashcheck.bounds.result import BackwardBound, ForwardBound, TensorBound
-from flashcheck.formats import round_nearest
+from flashcheck.formats import Format, round_inside, round_nearest
 from flashcheck.kernel import ForwardResult
-from flashcheck.oracle import ladder, ladder_backward, screen
-from flashcheck.oracle.ladder import RUNGS, AllowedForward, demand
+from flashcheck.oracle import fp64, ladder, ladder_backward, own_error, screen
+from flashcheck.oracle.ladder import FRACTION, RUNGS, AllowedForward, demand
 from flashcheck.oracle.quantities import BackwardQuantities, ForwardQuantities
+from flashcheck.oracle.unit import FP64
 from flashcheck.problem import Problem
 
 UNRESOLVED = "unresolved"
@@ -63,12 +65,15 @@ def forward_reference(
         low: float64's, and bound: the bound made of them.
         result: the kernel's answer, None where it has none.
     """
-    out_error, lse_error = screen.forward_error(problem, low)
-    out = _needed(bound.out, out_error, None if result is None else result.out)
-    lse = _needed(bound.lse, lse_error, None if result is None else result.lse)
-    asked = (out_error > demand(out, low.out)).any(-1) | (lse_error > demand(lse, low.lse))
-    total = low.lse.numel()
+    errors, total = screen.forward_error(problem, low), low.lse.numel()
+    asked, out, lse = _asked(low, bound, result, errors)
     rows = asked.any(0).any(0).nonzero().squeeze(-1)
+    if len(rows):  # the screen is coarse: float64's own proof settles most of what it leaves open
+        proved = own_error.forward_error(problem, _rows_of(low, rows), FP64, rows)
+        for coarse, sharp in zip(errors, (proved.out, proved.lse), strict=True):
+            coarse[:, :, rows] = torch.minimum(coarse[:, :, rows], sharp)
+        asked, out, lse = _asked(low, bound, result, errors)
+        rows = asked.any(0).any(0).nonzero().squeeze(-1)
     if not len(rows):
         return ForwardReference(low, Counter({RUNGS[0]: total}), climbed=False)
     wanted = AllowedForward(
@@ -89,6 +94,26 @@ def forward_reference(
         whole[into] = getattr(served.quantities, name)[place]
         replaced[name] = whole
     return ForwardReference(ForwardQuantities(**replaced), counts, climbed=True)
+
+
+def _asked(
+    low: ForwardQuantities, bound: ForwardBound, result: ForwardResult | None, errors: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows (B, H, Nq) for which float64, off by ``errors`` of O and LSE, will not do; what these may err."""
+    got = (None, None) if result is None else (result.out, result.lse)
+    out, lse = (_needed(b, e, x) for b, e, x in zip((bound.out, bound.lse), errors, got, strict=True))
+    asked = _falls_short(errors[0], out, low.out).any(-1) | _falls_short(errors[1], lse, low.lse)
+    return asked, out, lse
+
+
+def _falls_short(error: Tensor, allowed: Tensor, value: Tensor) -> Tensor:
+    """``error`` is more than is good enough for ``allowed``."""
+    short = ~(error <= allowed * FRACTION)
+    return short & (error > demand(allowed, value)) if bool(short.any()) else short
+
+
+def _rows_of(whole: ForwardQuantities, rows: Tensor) -> ForwardQuantities:
+    return ForwardQuantities(**{name: getattr(whole, name)[:, :, rows] for name in whole.__slots__})
 
 
 def backward_reference(
@@ -113,19 +138,33 @@ def backward_reference(
     counts = Counter({RUNGS[0]: rows})
     errors = screen.backward_error(problem, forward, low, out=out, lse=lse)
     limits = {name: _allowed(bound.tensors[name]) for name in bound.tensors.keys() & errors.keys()}
-    enough = all(
-        bool((errors[name] <= demand(limit, getattr(low, name))).all()) for name, limit in limits.items()
-    )
-    for _ in range(_ROUNDS if low.dq.numel() else 0):
-        doubtful = {
+
+    def enough() -> bool:
+        return not any(
+            bool(_falls_short(errors[name], limit, getattr(low, name)).any())
+            for name, limit in limits.items()
+        )
+
+    def doubts() -> dict[str, Tensor]:
+        found = {
             name: _doubtful(bound.tensors[name], gradients.get(name), errors[name], getattr(quantities, name))
             for name in limits
         }
-        if enough and not any(bool(x.any()) for x in doubtful.values()):
+        return {name: x for name, x in found.items() if bool(x.any())}
+
+    sufficient, doubtful = enough(), doubts()
+    if low.dq.numel() and not (sufficient and not doubtful):
+        # The screen is coarse: float64's own proof settles most of what it leaves open.
+        proved = own_error.backward_error(problem, fp64.forward(problem), low, FP64, out=out, lse=lse)
+        errors = {name: torch.minimum(x, getattr(proved, name)) for name, x in errors.items()}
+        sufficient, doubtful = enough(), doubts()
+    for _ in range(_ROUNDS if low.dq.numel() else 0):
+        if sufficient and not doubtful:
             break
         allowed = ladder_backward.like(problem, torch.inf)
         for name, limit in limits.items():
-            limits[name] = torch.where(doubtful[name], SHARPER * errors[name], limit)
+            if name in doubtful:
+                limits[name] = torch.where(doubtful[name], SHARPER * errors[name], limit)
             getattr(allowed, name).copy_(limits[name])
         served_quantities, served = ladder_backward.backward_quantities(problem, allowed, out, lse)
         if bool((served.rung > 0).any()):
@@ -134,7 +173,8 @@ def backward_reference(
         if not served.resolved:
             counts[UNRESOLVED] = int((served.rung == len(RUNGS) - 1).sum())
             break
-        errors, enough = dict(served.errors.named()), True
+        errors, sufficient = dict(served.errors.named()), True
+        doubtful = doubts()
     return BackwardReference(quantities, bound, counts)
 
 
@@ -142,9 +182,13 @@ def _doubtful(bound: TensorBound, got: Tensor | None, error: Tensor, value: Tens
     """Elements whose verdict hinges on the oracle's error, where float64 can tell a smaller one."""
     if got is None:
         return torch.zeros_like(value, dtype=torch.bool)
-    hinging = torch.zeros_like(value, dtype=torch.bool)
+    hinging, got = None, got.double()
     for interval in _intervals(bound):
-        hinging = hinging | hinges(interval, got.double(), error)
+        more = hinges(interval, got, error)
+        hinging = more if hinging is None else hinging | more
+    assert hinging is not None
+    if not bool(hinging.any()):
+        return hinging
     return hinging & (error > 4 * demand(torch.zeros_like(error), value))
 
 
@@ -169,25 +213,41 @@ def _needed(bound: TensorBound, error: Tensor, got: Tensor | None) -> Tensor:
     needed = _allowed(bound)
     if got is None:
         return needed
+    got = got.double()
     for interval in _intervals(bound):
-        needed = torch.where(hinges(interval, got.double(), error), 0.0, needed)
+        hinging = hinges(interval, got, error)
+        needed = torch.where(hinging, 0.0, needed) if bool(hinging.any()) else needed
     return needed
 
 
 def hinges(interval: Interval, got: Tensor, error: Tensor) -> Tensor:
     """True where moving ``interval.exact`` or its limit by ``error`` changes whether ``got`` is accepted."""
-    exact = interval.exact
+    exact, limit, fmt = interval.exact, interval.error, interval.fmt
+    # Rounding is monotone: a stored value that lies within a limit is accepted under it. NaN stays open.
+    settled = (got - exact).abs_() <= limit - error
+    left = settled.numel() - int(settled.sum())
+    if 4 * left > settled.numel():
+        return _hinges(exact, limit, got, error, fmt)
+    hinging = ~settled
+    if left:
+        some = hinging.clone()
+        hinging[some] = _hinges(exact[some], limit[some], got[some], error[some], fmt)
+    return hinging
 
-    def accepted(limit: Tensor) -> Tensor:
-        lower, upper = round_nearest(torch.stack([exact - limit, exact + limit]), interval.fmt)
-        inside: Tensor = (got >= lower) & (got <= upper)
-        return inside
 
-    limit, judged = interval.error, None
+def _hinges(exact: Tensor, limit: Tensor, got: Tensor, error: Tensor, fmt: Format) -> Tensor:
+    judged = None
     if not math.isfinite(float((got - exact).abs_().add_(limit).add_(error).sum())):
         judged = torch.isfinite(got) & torch.isfinite(exact) & torch.isfinite(limit)
         error = torch.where(judged & torch.isfinite(error), error, 0.0)
         limit = torch.where(judged, limit, 0.0)
+
+    def accepted(limit: Tensor) -> Tensor:
+        lower, upper = exact - limit, exact + limit
+        inside = float(upper.amax()) < fmt.max_finite and float(lower.amin()) > -fmt.max_finite
+        rounded = round_inside if inside else round_nearest
+        return (got >= rounded(lower, fmt)) & (got <= rounded(upper, fmt))
+
     doubtful = ~accepted((limit - error).clamp_(min=0.0))
     doubtful = doubtful if judged is None else doubtful & judged
     if not bool(doubtful.any()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,12 +15,13 @@ from flashcheck.bounds.interval import Interval, rounded_interval
 from flashcheck.bounds.result import BackwardBound, ForwardBound, TensorBound, unpredicted
 from flashcheck.checks import CHECKS, Judged, Status, check_named, reference
 from flashcheck.checks.reference import backward_reference, forward_reference, hinges
-from flashcheck.formats import FP32
+from flashcheck.formats import BF16, E4M3, FP32, Format, round_nearest
 from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.kernel import Capabilities, ForwardResult, Kernel
 from flashcheck.loading import load
-from flashcheck.oracle import exact, fp64
+from flashcheck.oracle import exact, fp64, own_error, screen
 from flashcheck.oracle.quantities import BackwardQuantities
+from flashcheck.oracle.unit import FP64
 from flashcheck.problem import Problem
 from tests.oracle.problems import random_problem
 from tests.oracle.test_ladder import NearTie, near_ties
@@ -150,6 +152,87 @@ def test_a_row_climbs_because_the_verdict_on_it_hinges() -> None:
     hinging = forward_reference(problem, low, bound, ForwardResult(got, low.lse.float()))
     assert hinging.rows["fp64"] == 3
     assert sum(hinging.rows.values()) == 4
+
+
+def between(coarse: Tensor, proved: Tensor) -> float:
+    """An error of element [0, 0, 2, 3] that the screen cannot exclude and float64's own proof can."""
+    error = math.sqrt(float(coarse[0, 0, 2, 3]) * float(proved[0, 0, 2, 3]))
+    assert 2 * float(proved[0, 0, 2, 3]) < error < float(coarse[0, 0, 2, 3]) / 2
+    return error
+
+
+def test_no_row_climbs_because_the_screen_is_coarse() -> None:
+    gen = torch.Generator().manual_seed(0)
+    q, k, v, dout = (torch.randn(1, 1, 4, 8, generator=gen) for _ in range(4))
+    problem = Problem(q=q, k=k, v=v, dout=dout)
+    low = fp64.forward(problem)
+    proved = own_error.forward_error(problem, low, FP64)
+    bound = bound_of(low.out, low.lse, 1e-6)
+    end = bound.out.interval.upper[0, 0, 2, 3]
+    half = float(torch.nextafter(end.float(), torch.tensor(torch.inf)).double() - end) / 2
+    away = between(screen.forward_error(problem, low)[0], proved.out)
+    bound.out.interval.error[0, 0, 2, 3] = end + half - away - low.out[0, 0, 2, 3]
+    got = low.out.float()
+    got[0, 0, 2, 3] = end.float() + 2 * half
+    assert bool(hinges(bound.out.interval, got.double(), screen.forward_error(problem, low)[0]).any())
+    assert forward_reference(problem, low, bound, ForwardResult(got, low.lse.float())).rows == {"fp64": 4}
+
+
+def test_no_gradient_climbs_because_the_screen_is_coarse() -> None:
+    gen = torch.Generator().manual_seed(0)
+    q, k, v, dout = (torch.randn(1, 1, 4, 8, generator=gen) for _ in range(4))
+    problem = Problem(q=q, k=k, v=v, dout=dout)
+    forward = fp64.forward(problem)
+    out, lse = forward.out.float(), forward.lse.float()
+    low = fp64.backward(problem, out, lse)
+    proved = own_error.backward_error(problem, forward, low, FP64, out=out, lse=lse)
+    coarse = screen.backward_error(problem, forward, low, out=out, lse=lse)["dq"]
+    got = low.dq.float()
+    above = float(torch.nextafter(got[0, 0, 2, 3], torch.tensor(torch.inf)))
+    limit = torch.full_like(low.dq, 1e-6)
+    limit[0, 0, 2, 3] = (float(got[0, 0, 2, 3]) + above) / 2 - low.dq[0, 0, 2, 3] - between(coarse, proved.dq)
+    got[0, 0, 2, 3] = above
+
+    def bound_of(gradients: BackwardQuantities) -> BackwardBound:
+        exactly = replace(rounded_interval(gradients.dq, limit, FP32), error=limit)
+        return BackwardBound({"dq": unpredicted(exactly)})
+
+    assert bool(hinges(bound_of(low).tensors["dq"].interval, got.double(), coarse).any())
+    assert backward_reference(problem, forward, low, bound_of, {"dq": got}, (out, lse)).rows == {"fp64": 4}
+
+
+def hinges_plainly(interval: Interval, got: Tensor, error: Tensor) -> Tensor:
+    """By the definition, element by element."""
+
+    def accepted(limit: Tensor) -> Tensor:
+        lower, upper = (
+            round_nearest(x, interval.fmt) for x in (interval.exact - limit, interval.exact + limit)
+        )
+        return (got >= lower) & (got <= upper)
+
+    least, most = (interval.error - error).clamp(min=0.0), interval.error + error
+    known = torch.isfinite(got) & torch.isfinite(interval.exact) & torch.isfinite(interval.error + error)
+    return known & ~accepted(least) & accepted(most)
+
+
+@pytest.mark.parametrize("fmt", [FP32, BF16, E4M3], ids=str)
+def test_quick_ways_to_a_hinge_change_none(fmt: Format) -> None:
+    gen = torch.Generator().manual_seed(0)
+    found = 0
+    for share in (0.02, 0.5):  # of elements that lie near the end of what is accepted
+        for largest in (1.0, fmt.max_finite):
+            exact = largest * torch.randn(2000, generator=gen, dtype=torch.float64)
+            limit = exact.abs() * fmt.unit_roundoff * torch.rand(2000, generator=gen).double().mul(3)
+            near = torch.rand(2000, generator=gen) < share
+            got = round_nearest(torch.where(near, exact + limit * 1.01, exact), fmt)
+            got[:3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+            limit[3:5] = torch.inf
+            error = limit.clamp(max=1e30) * torch.rand(2000, generator=gen).double()
+            around = replace(rounded_interval(exact, limit, fmt), error=limit)
+            expected = hinges_plainly(around, got, error)
+            assert torch.equal(hinges(around, got, error), expected)
+            found += int(expected.sum())
+    assert found > 100
 
 
 def test_gradients_stop_at_the_rung_that_settles_a_verdict() -> None:
