@@ -4,9 +4,9 @@
     compute-sanitizer --tool racecheck --error-exitcode 1 python -m tests.kernels.sanitize
 
 Each configuration of the table, each option, a paged decode; ``--few`` takes one configuration a kernel and
-format, ``--compile`` only fills the cache of compiled kernels, several processes at once: to be run before,
-where time is short. Without a GPU it runs in the interpreter, which shows that the script works and nothing
-else.
+format, ``--only`` and ``--without`` choose by words, as in on_gpu.py; ``--compile`` only fills the cache of
+compiled kernels, several processes at once: to be run before, where time is short. Without a GPU it runs in
+the interpreter, which shows that the script works and nothing else.
 """
 
 import argparse
@@ -78,16 +78,20 @@ def call(option, device):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--few", action="store_true", help="one configuration a kernel and format")
+    parser.add_argument("--only", default="", help="only what holds any of these words (A,B,...)")
+    parser.add_argument("--without", default="", help="only what holds none of these words")
     parser.add_argument("--compile", action="store_true", help="fill the cache, several processes at once")
+    parser.add_argument("--processes", type=int, default=12, help="with --compile; default %(default)s")
     parser.add_argument("--seconds", type=float, default=1e9, help="start nothing after so long")
     arguments = parser.parse_args()
     start = time.monotonic()
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
-    from tests.kernels.on_gpu import side_by_side
+    from tests.kernels.on_gpu import LIMITS, named, side_by_side
 
+    LIMITS["processes"] = arguments.processes
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    works = [*chosen(arguments.few, device), *OPTIONS]
+    works = named([*chosen(arguments.few, device), *OPTIONS], arguments.only, arguments.without)
     if arguments.compile:
         results = side_by_side(launch, works, device)
         sys.stdout.write("".join(f"{w}: {r}\n" for w, r in zip(works, results, strict=True)))
