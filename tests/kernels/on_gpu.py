@@ -104,6 +104,8 @@ def exactness(device, only="", without="", sweep=False):
 
     found = dict.fromkeys([*configurations(), *(sweep_configurations() if sweep else [])])
     found = named(found, only, without)
+    if not found:
+        raise ValueError(f"--only is {only!r}, --without {without!r}: no configuration is left")
     found = found if device.type == "cuda" else distinct_blocks(found)[:2]
     results = zip(found, side_by_side(exact_one, found, device), strict=True)
     return {"configurations": len(found), "wrong": {str(c): result for c, result in results if result}}
@@ -198,11 +200,11 @@ def judged_one(case, device):
         return rejections(case, device)
 
 
-def judged(device):
+def judged(device, only="", without=""):
     """Long calls through the checks, as users make them."""
     from tests.kernels.judged import CASES, SHORT
 
-    cases = CASES if device.type == "cuda" else [SHORT]
+    cases = named(CASES, only, without) if device.type == "cuda" else [SHORT]
     results = zip(cases, side_by_side(judged_one, cases, device), strict=True)
     return {"cases": len(cases), "wrong": {str(case): result for case, result in results if result}}
 
@@ -235,7 +237,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=100, help="calls that must agree bit by bit")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; default all")
     parser.add_argument(
-        "--only", default="", help="exactness, pipelined: only what holds any of these words (A,B,...)"
+        "--only", default="", help="exactness, pipelined, judged: only what holds any of these words"
     )
     parser.add_argument("--without", default="", help="the same: only what holds none of these")
     parser.add_argument(
@@ -269,7 +271,7 @@ def main():
         "sinks": lambda: sinks(device),
         "pipelined": lambda: pipelined(device, arguments.only, arguments.without),
         "exactness": lambda: exactness(device, arguments.only, arguments.without, arguments.sweep),
-        "judged": lambda: judged(device),
+        "judged": lambda: judged(device, arguments.only, arguments.without),
     }
     for name in chosen:
         part = parts[name]

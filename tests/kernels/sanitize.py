@@ -22,11 +22,12 @@ import torch
 OPTIONS = ("band", "mask", "bias", "alibi and sink", "packed", "key lengths", "e4m3", "paged decode")
 
 
-def chosen(few, device):
+def chosen(few, only, without, device):
     """Configurations to launch; ``few``: the largest head dim up to 128 of each kernel and format."""
     from tests.kernels.exactness import configurations, distinct_blocks
+    from tests.kernels.on_gpu import named
 
-    found = configurations()
+    found = named(configurations(), only, without)
     if few:
         largest = {}
         for c in sorted((c for c in found if c.head_dim <= 128), key=lambda c: c.head_dim):
@@ -91,7 +92,10 @@ def main():
 
     LIMITS["processes"] = arguments.processes
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    works = named([*chosen(arguments.few, device), *OPTIONS], arguments.only, arguments.without)
+    only, without = arguments.only, arguments.without
+    works = [*chosen(arguments.few, only, without, device), *named(OPTIONS, only, without)]
+    if not works:
+        parser.error(f"--only is {only!r}, --without {without!r}: nothing is left to launch")
     if arguments.compile:
         results = side_by_side(launch, works, device)
         sys.stdout.write("".join(f"{w}: {r}\n" for w, r in zip(works, results, strict=True)))
