@@ -239,7 +239,7 @@ def _launch(
         num_tiles = tiles_of(k, chosen.block_n, options)
         side_by_side = section
         if side_by_side is None:
-            side_by_side = section_heads(q, 1, heads) if banded else 1
+            side_by_side = section_heads(q, options.longest_q, 1, heads) if banded else 1
         rows = ((q, chosen.block_m), (k, chosen.block_n), (v, chosen.block_n), (dout, chosen.block_m))
         return Launch(
             num_tiles * heads,

@@ -212,7 +212,9 @@ def launch_hopper_products(
             # one head (or group that shares its keys) after the other is faster. Not swept where packed.
             several = banded and padded(head_dim) <= _SHORT_ROWS
             side_by_side = (
-                section_heads(k, group, batch * heads) if several or options.cu_q is not None else group
+                section_heads(k, options.longest_k, group, batch * heads)
+                if several or options.cu_q is not None
+                else group
             )
         values = columns_descriptor if fp8 else descriptor
         return Launch(

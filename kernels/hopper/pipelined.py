@@ -576,7 +576,7 @@ def launch_hopper_pipelined(
         side_by_side = section
         if side_by_side is None:
             banded = options.right is not None
-            side_by_side = section_heads(k, group, batch * heads) if banded else group
+            side_by_side = section_heads(k, options.longest_k, group, batch * heads) if banded else group
         num_tiles = tiles_of(q, tile.block_m, options)
         work = num_tiles * batch * heads
         most = programs
