@@ -24,7 +24,7 @@ from kernels.score_path import ScorePath
 from kernels.scores import LOG2E
 from kernels.softmax import maximum_in_log2, online_softmax_step, relative_weight, softmax_start
 from kernels.tiles import head_factors, pairs_from, rows_from, slope_of, tile_of, tile_scores
-from kernels.tuning import Tile, forward_tile
+from kernels.tuning import Tile, forward_tile, mean_length
 
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -251,13 +251,14 @@ def launch_forward(
         return out, lse
     if tile is None:
         sizes = (head_dim, value_dim, options.longest_q, options.longest_k)
+        alone = packed(options) and not path.converts
         tile = forward_tile(
             q.device.type,
             q.element_size(),
             *sizes,
             data_mask=options.data_mask,
             simple=simple(options) and not path.converts,
-            packed=packed(options) and not path.converts,
+            packed=mean_length(k.shape[2], options.segments) if alone else None,
         )
     num_tiles = triton.cdiv(options.longest_q, tile.block_m)
     v_factor = operands.v_factor

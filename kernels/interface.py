@@ -12,7 +12,15 @@ from kernels.hopper.calls import packed_by_name, simple_by_name
 from kernels.operators import differentiable_forward
 from kernels.passes import run_backward, run_forward
 from kernels.score_path import FP8, OPERAND_DTYPE, path_of
-from kernels.tuning import architecture, backward_tile, forward_tile, hopper_has, hopper_tile
+from kernels.tuning import (
+    architecture,
+    backward_tile,
+    computed_apart,
+    forward_tile,
+    hopper_has,
+    hopper_tile,
+    mean_length,
+)
 
 _ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 
@@ -158,7 +166,9 @@ def arithmetic(
     options = options or {}
     sizes = (device_type, _ELEMENT_BYTES[dtype_name], head_dim, value_dim, num_queries, num_keys)
     data_mask = options.get("mask") is not None or options.get("bias") is not None
-    simple, packed = simple_by_name(options), packed_by_name(options)
+    simple, packed = simple_by_name(options), None
+    if packed_by_name(options):
+        packed = mean_length(num_keys, len(options["cu_seqlens_k"]) - 1)
     tile = forward_tile(*sizes, data_mask=data_mask, simple=simple, packed=packed)
     return {
         "probability_format": dtype_name,
@@ -184,7 +194,11 @@ def _block_queries(sizes: tuple[str, int, int, int, int, int], options: Mapping[
     )
     if not (on_hopper and (simple_by_name(options) or packed_by_name(options))):
         return portable
-    tiles = {hopper_tile("dkdv", device_type, head_dim, banded, *sizes[4:]) for banded in (False, True)}
+    tiles = {
+        hopper_tile(kernel, device_type, head_dim, banded, *sizes[4:])
+        for banded in (False, True)
+        for kernel in (("dk", "dv") if computed_apart(device_type, head_dim, banded) else ("dkdv",))
+    }
     return portable if {tile.block_m for tile in tiles} == {portable} else None
 
 

@@ -147,6 +147,8 @@ _HOPPER_FORWARD: dict[int, tuple[tuple[int, Tile], ...]] = {
 class Pipelined:
     """When and how kernels/hopper/pipelined.py takes a call with no window and a positive scale.
 
+    Numbers of keys are those of a segment on average where segments are packed.
+
     Args:
         fewest_keys: shorter calls stay with the kernel in Triton.
         persistent: programs take several tiles in turn where there is no mask.
@@ -163,23 +165,31 @@ class Pipelined:
 
 # (element bytes, sum of `parts`) of what kernels/hopper/pipelined.py takes. As many keys a tile as in
 # _HOPPER_FORWARD, and so one of _FORWARD_SIMPLE. The fastest of `kernels.bench.sweep` on an H200 at 1k, 4k
-# and 16k keys, in 16 bit faster than the kernel in Triton at each; fp8 under a mask was timed only with one
-# tile a program. 192 by `kernels.bench.alternate`, 1.4 to 1.7 times as fast as Triton's; 96 like 128. Not
-# timed below 1024 keys; at head dim 64 slower than Triton's from 4096 keys on.
+# and 16k keys, in 16 bit faster than the kernel in Triton at each. Under a mask fp8 programs that take
+# several tiles are 7 % faster at 4k and 6 % slower at 16k. 192 by `kernels.bench.alternate`, 1.4 to 1.7 times
+# as fast as Triton's; 96 like 128. Not timed below 1024 keys; at head dim 64 slower than Triton's from 4096
+# keys on.
 _HOPPER_PIPELINED: dict[tuple[int, int], Pipelined] = {
     (2, 96): Pipelined(Tile(128, 128, 8, 2), 1024, True, 4096),
     (2, 128): Pipelined(Tile(128, 128, 8, 2), 1024, True, 4096),
     (2, 192): Pipelined(Tile(128, 64, 8, 3), 1024, True, 4096),
-    (1, 128): Pipelined(Tile(128, 128, 8, 2), 1024, True, 0),
+    (1, 128): Pipelined(Tile(128, 128, 8, 2), 1024, True, 8192),
 }
-# The same of packed segments, by the sum of `parts`: numbers of keys are those of all segments together.
-_HOPPER_PIPELINED_PACKED: dict[int, Pipelined] = {}
-# The forward in Triton of packed segments, and how many keys a tile all packed calls take, whatever their
-# lengths. Not yet swept.
-_HOPPER_PACKED: dict[int, Tile] = {
-    64: Tile(64, 64, 4, 2),
-    128: Tile(64, 64, 4, 3),
-    256: Tile(128, 64, 8, 2),
+# The same of packed segments, by the sum of `parts`. Swept at 128, segments of 1k, 4k and 16k keys: from 4k
+# on 9 to 29 % faster than Triton's (64, 64, 4, 3), and at 1k 6 % slower under a mask. Programs that take
+# several tiles under a mask meet the long ones again and again where tiles and multiprocessors divide each
+# other, and then take 1.6 times as long: none do. 96 like 128.
+_HOPPER_PIPELINED_PACKED: dict[int, Pipelined] = {
+    96: Pipelined(Tile(128, 128, 8, 2), 2048, True, 0, turns=True),
+    128: Pipelined(Tile(128, 128, 8, 2), 2048, True, 0, turns=True),
+}
+# The forward in Triton of packed segments: padded head dim -> (keys of a segment on average from which on it
+# is used, tile), most first. Of long segments it has what the kernel above does not take, with as many keys a
+# tile. Not yet swept but for (64, 64, 4, 3).
+_HOPPER_PACKED: dict[int, tuple[tuple[int, Tile], ...]] = {
+    64: ((0, Tile(64, 64, 4, 2)),),
+    128: ((2048, Tile(128, 128, 8, 2)), (0, Tile(64, 64, 4, 3))),
+    256: ((0, Tile(128, 64, 8, 2)),),
 }
 # The same of fp8 products: as many keys as the portable forward's. Not yet swept.
 _HOPPER_FP8: dict[int, Tile] = {
@@ -187,9 +197,10 @@ _HOPPER_FP8: dict[int, Tile] = {
     128: Tile(128, 128, 8, 2),
     256: Tile(128, 64, 8, 2),
 }
-# The backward of kernels/hopper, 16-bit: (kernel, padded head dim) -> tile of calls that see all keys, and of
-# calls with a band (causal, window). The fastest of `kernels.bench.sweep` on an H200 (geometric mean over 1k,
-# 4k and 16k), judged and repeated; 8 warps in the backward where those cost under 5 %. 256 is not yet swept.
+# The backward of kernels/hopper, 16-bit: (kernel, padded head dim or sum of `parts`) -> tile of calls that
+# see all keys, and of calls with a band (causal, window). The fastest of `kernels.bench.sweep` on an H200
+# (geometric mean over 1k, 4k and 16k), judged and repeated; 8 warps where those cost under 5 %. 256 is not
+# yet swept.
 _HOPPER: dict[tuple[str, int], tuple[Tile, Tile]] = {
     ("dkdv", 64): (Tile(64, 64, 4, 2), Tile(32, 64, 4, 3)),
     ("dkdv", 128): (Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
@@ -197,12 +208,19 @@ _HOPPER: dict[tuple[str, int], tuple[Tile, Tile]] = {
     ("dq", 64): (Tile(128, 64, 8, 4), Tile(128, 64, 8, 3)),
     ("dq", 128): (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
     ("dq", 256): (Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
+    ("dkdv", 96): (Tile(64, 64, 4, 2, in_parts=True), Tile(64, 64, 4, 3, in_parts=True)),
+    ("dq", 96): (Tile(64, 64, 4, 3, in_parts=True), Tile(64, 64, 4, 3, in_parts=True)),
+    ("dkdv", 192): (Tile(32, 64, 4, 2, in_parts=True), Tile(32, 64, 4, 2, in_parts=True)),
+    ("dk", 192): (Tile(64, 128, 8, 2, in_parts=True), Tile(64, 128, 8, 2, in_parts=True)),
+    ("dv", 192): (Tile(64, 128, 8, 2, in_parts=True), Tile(64, 128, 8, 2, in_parts=True)),
+    ("dq", 192): (Tile(128, 32, 8, 3, in_parts=True), Tile(128, 32, 8, 3, in_parts=True)),
 }
-# Sums of `parts` at which dK and dV are computed in a launch each, with tiles for "dk" and "dv" above.
-_APART: tuple[int, ...] = ()
+# (sum of `parts`, whether there is a band) at which dK and dV are computed in a launch each, with tiles for
+# "dk" and "dv" above: under a band that takes 0.88 times as long at 192, without one 1.29 times.
+_APART: frozenset[tuple[int, bool]] = frozenset({(192, True)})
 HOPPER_HEAD_DIMS = tuple(_HOPPER_FORWARD)  # padded
 # Head dims, padded or by the sum of `parts`, whose tiles were timed, by what runs.
-_SWEPT_HEAD_DIMS = {"forward": (64, 128, 256), "packed": (64, 128), "backward": (64, 128)}
+_SWEPT_HEAD_DIMS = {"forward": (64, 128, 256), "packed": (64, 128), "backward": (64, 128, 192)}
 _LEAST_SPLIT = 128  # padded head dim
 # Other GPUs: what fits 100 KiB of shared memory.
 _SMALL_SHARED_MEMORY: dict[int, dict[int, Tile]] = {
@@ -246,13 +264,13 @@ def forward_tile(
     num_keys: int,
     data_mask: bool = False,
     simple: bool = False,
-    packed: bool = False,
+    packed: int | None = None,
 ) -> Tile:
     """The forward's tile for a problem; the same call answers what a kernel declares about itself.
 
     Sizes are those of what enters the products: ``element_bytes`` is 1 for fp8, whose products take 32 keys
     at least. ``simple``: no more options than the kernels of kernels/hopper take (`kernels.hopper.calls`);
-    ``packed``: none but those and packed segments.
+    ``packed``: none but those and packed segments, of so many keys on average (`mean_length`).
     """
     fp8 = element_bytes == 1
     arch = architecture(device_type)
@@ -260,10 +278,10 @@ def forward_tile(
         return Tile(_interpreter_side(num_queries), max(_interpreter_side(num_keys), 32 if fp8 else 16))
     key = (arch, element_bytes)
     by_dim = _FORWARD.get(key, _SMALL_SHARED_MEMORY[element_bytes])
-    kind = "packed" if packed else "forward"
-    if (simple or packed) and hopper_has(element_bytes, head_dim, value_dim, kind):
-        as_many = _HOPPER_PACKED[padded(head_dim)] if packed else _hopper_forward_tile(head_dim, num_keys)
-        keys = as_many.block_n
+    kind = "forward" if packed is None else "packed"
+    if (simple or packed is not None) and hopper_has(element_bytes, head_dim, value_dim, kind):
+        as_many = packed_forward_tile(head_dim, packed) if packed is not None else None
+        keys = (as_many or _hopper_forward_tile(head_dim, num_keys)).block_n
         alike = {dim: tile for dim, tile in _FORWARD_SIMPLE.get(key, {}).items() if tile.block_n == keys}
         by_dim = {**by_dim, **alike}
     if data_mask:
@@ -318,11 +336,11 @@ def hopper_tile(
     banded: bool,
     num_queries: int,
     num_keys: int,
-    packed: bool = False,
+    packed: int | None = None,
 ) -> Tile:
-    """The tile of a kernel of kernels/hopper: ``"forward"``, ``"fp8"`` (forward), ``"dq"`` or ``"dkdv"``.
+    """The tile of a kernel of kernels/hopper: ``"forward"``, ``"fp8"`` (forward), ``"dq"``, ``"dkdv"``, ...
 
-    ``packed``: the segments' lengths are not known, and the tile depends on no length.
+    ``packed``: keys of a packed segment on average, on which the tile then depends alone; None: not packed.
     """
     if architecture(device_type) == "interpreter":
         fewest = 32 if kernel == "fp8" else 16
@@ -330,14 +348,28 @@ def hopper_tile(
     if kernel == "fp8":
         return _HOPPER_FP8[padded(head_dim)]
     if kernel == "forward":
-        return _HOPPER_PACKED[padded(head_dim)] if packed else _hopper_forward_tile(head_dim, num_keys)
+        return (
+            _hopper_forward_tile(head_dim, num_keys)
+            if packed is None
+            else packed_forward_tile(head_dim, packed)
+        )
     exact, whole = (kernel, sum(parts(head_dim, 2))), (kernel, padded(head_dim))
     return _HOPPER[exact if exact in _HOPPER else whole][banded]
 
 
-def computed_apart(device_type: str, head_dim: int) -> bool:
+def computed_apart(device_type: str, head_dim: int, banded: bool) -> bool:
     """Whether kernels/hopper computes dK and dV in a launch each."""
-    return architecture(device_type) != "interpreter" and sum(parts(head_dim, 2)) in _APART
+    return architecture(device_type) != "interpreter" and (sum(parts(head_dim, 2)), banded) in _APART
+
+
+def mean_length(total: int, segments: int) -> int:
+    """Rows of a packed segment on average, which the host knows though it knows no segment's length."""
+    return total // max(segments, 1)
+
+
+def packed_forward_tile(head_dim: int, mean: int) -> Tile:
+    """The tile of the forward in Triton of packed segments that have ``mean`` keys on average."""
+    return next(tile for fewest, tile in _HOPPER_PACKED[padded(head_dim)] if mean >= fewest)
 
 
 def _hopper_forward_tile(head_dim: int, num_keys: int) -> Tile:
@@ -345,14 +377,19 @@ def _hopper_forward_tile(head_dim: int, num_keys: int) -> Tile:
 
 
 def pipelined_tile(
-    element_bytes: int, head_dim: int, num_keys: int, banded: bool, packed: bool = False
+    element_bytes: int, head_dim: int, num_keys: int, banded: bool, packed: int | None = None
 ) -> tuple[Tile, bool, bool] | None:
-    """The tile of kernels/hopper/pipelined.py, whether persistent, whether in turns; None: not for it."""
+    """The tile of kernels/hopper/pipelined.py, whether persistent, whether in turns; None: not for it.
+
+    ``packed``: as in `hopper_tile`.
+    """
     held = sum(parts(head_dim, element_bytes))
-    entry = _HOPPER_PIPELINED_PACKED.get(held) if packed else _HOPPER_PIPELINED.get((element_bytes, held))
-    if entry is None or num_keys < entry.fewest_keys:
+    dense = packed is None
+    entry = _HOPPER_PIPELINED.get((element_bytes, held)) if dense else _HOPPER_PIPELINED_PACKED.get(held)
+    keys = num_keys if packed is None else packed
+    if entry is None or keys < entry.fewest_keys:
         return None
-    persistent = num_keys < entry.persistent_masked_below if banded else entry.persistent
+    persistent = keys < entry.persistent_masked_below if banded else entry.persistent
     return entry.tile, persistent, entry.turns
 
 
@@ -401,7 +438,7 @@ def hopper_tables() -> dict[str, list[tuple[int, Tile]]]:
         "pipelined": [(dim, entry.tile) for (size, dim), entry in _HOPPER_PIPELINED.items() if size == 2],
         "pipelined fp8": [(dim, entry.tile) for (size, dim), entry in _HOPPER_PIPELINED.items() if size == 1],
         "pipelined packed": [(dim, entry.tile) for dim, entry in _HOPPER_PIPELINED_PACKED.items()],
-        "packed forward": list(_HOPPER_PACKED.items()),
+        "packed forward": [(dim, tile) for dim, tiles in _HOPPER_PACKED.items() for _, tile in tiles],
         "fp8": list(_HOPPER_FP8.items()),
         **banded,
         **{f"packed {kernel}": entries for kernel, entries in banded.items()},

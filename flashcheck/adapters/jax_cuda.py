@@ -12,9 +12,9 @@ xla
 cudnn
     The function behind ``implementation="cudnn"``, which returns the LSE in fp32; the gradients by its own
     rule, at the O and LSE that are given. The library is that of ``torch.sdpa.cuda.cudnn``, its arithmetic
-    the same. Head dims that divide by 8, up to 256 on Hopper. A boolean mask is added to the scores as -2^15
-    (fp16) or -2^41 (bf16), which hides no key beside scores of that size, and a window only looks back:
-    neither is declared.
+    the same, and a single row has its gradients as one of two here too. Head dims that divide by 8, up to 256
+    on Hopper. A boolean mask is added to the scores as -2^15 (fp16) or -2^41 (bf16), which hides no key
+    beside scores of that size, and a window only looks back: neither is declared.
 pallas
     The kernel of ``jax_attention`` compiled by XLA's Triton, fp16 and bf16; tiles from 16 to 128 in the
     forward and to 32 in the backward (the library's defaults), so lengths divide by 16. Triton may or may not
@@ -37,7 +37,7 @@ from flashcheck.adapters import jax_attention
 from flashcheck.adapters.jax_attention import Pallas, inputs_of, named_gradients, tile
 from flashcheck.adapters.jax_tensors import import_jax, to_jax, to_torch
 from flashcheck.adapters.optional import required
-from flashcheck.adapters.torch_sdpa_cuda import cudnn_arithmetic
+from flashcheck.adapters.torch_sdpa_cuda import cudnn_arithmetic, single_row, two_alike
 from flashcheck.arithmetic import Arithmetic
 from flashcheck.errors import UnusableError
 from flashcheck.kernel import ForwardResult, Kernel
@@ -177,7 +177,10 @@ class _Cudnn:
         return ForwardResult(to_torch(out).transpose(1, 2), to_torch(lse))
 
     def backward(self, problem: Problem, out: Tensor, lse: Tensor) -> Mapping[str, Tensor]:
-        """The gradients at this O and LSE."""
+        """The gradients at this O and LSE; of a single row of a single head as the first of two alike."""
+        if single_row(problem):
+            found = self.backward(two_alike(problem), torch.cat([out, out]), torch.cat([lse, lse]))
+            return {name: x[:1] for name, x in found.items()}
         assert problem.dout is not None
         run = self._backward(problem.effective_scale, causal=problem.causal is not None)
         out_, dout = (to_jax(x.transpose(1, 2)) for x in (out, problem.dout))

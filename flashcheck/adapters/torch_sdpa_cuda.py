@@ -198,16 +198,24 @@ def _cudnn_call(p: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
 
 
 def _cudnn_gradients(p: Problem, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
-    """Of a single row of a single head as the first of two alike: cudnn-frontend#1071."""
     gradients = by_autograd(_cudnn_call)
-    if p.batch * p.num_heads * p.num_queries != 1:
+    if not single_row(p):
         return gradients(p, k, v, out, lse)
-    assert p.dout is not None
-    twice = p.replaced(
-        **{name: torch.cat([x, x]) for name, x in {"q": p.q, "k": k, "v": v, "dout": p.dout}.items()}
-    )
-    found = gradients(twice, twice.k, twice.v, torch.cat([out, out]), torch.cat([lse, lse]))
+    two = two_alike(p.replaced(k=k, v=v))
+    found = gradients(two, two.k, two.v, torch.cat([out, out]), torch.cat([lse, lse]))
     return tuple(x[:1] for x in found)
+
+
+def single_row(p: Problem) -> bool:
+    """One row of one head, of which cuDNN 9.26 cannot plan the backward (cudnn-frontend#1071)."""
+    return p.batch * p.num_heads * p.num_queries == 1
+
+
+def two_alike(p: Problem) -> Problem:
+    """A batch of two of the problem's tensors; nothing else in it may go by batch."""
+    assert p.dout is not None
+    tensors = {"q": p.q, "k": p.k, "v": p.v, "dout": p.dout}
+    return p.replaced(**{name: torch.cat([x, x]) for name, x in tensors.items()})
 
 
 def _rows(lse: Tensor, problem: Problem) -> Tensor:

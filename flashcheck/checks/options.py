@@ -151,9 +151,9 @@ def _unchecked(problem: Problem, changes: dict[str, Any]) -> Problem:
     return made
 
 
-@check("state.interleaved", faults="XN", reruns=3)
+@check("state.interleaved", faults="XN", reruns=4)
 def state_interleaved(judged: Judged) -> Record:
-    """Calls in between, with other scalars and other shapes, are right themselves and change nothing after.
+    """Calls in between, with another causality, scalars and shapes, are right and change nothing after.
 
     A plan, a compiled call or a table that is kept without one of the arguments it depends on shows here.
     """
@@ -175,9 +175,14 @@ def state_interleaved(judged: Judged) -> Record:
 
 
 def _others(judged: Judged) -> list[tuple[str, Problem]]:
-    """Neighbouring calls that are declared: the same shapes with other scalars, and fewer rows."""
+    """Neighbouring calls that are declared: the same shapes causal or not, with other scalars, and fewer
+    rows."""
     p, capabilities = judged.problem, judged.kernel.capabilities
     trials: list[tuple[str, dict[str, Any]]] = []
+    if p.causal is not None:
+        trials.append(("no causality", {"causal": None}))
+    elif "causal" in capabilities.options:
+        trials.append((f"causal={capabilities.causal[0]}", {"causal": capabilities.causal[0]}))
     scalars: dict[str, Any] = {}
     if "scale" in capabilities.options:
         # A power of two keeps every family inside the range that it was made for.

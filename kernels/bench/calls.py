@@ -82,7 +82,9 @@ def _packed(
     """The batch as segments of a batch of 1."""
     batch, heads, num_queries, dim = q.shape
     ends = [torch.arange(batch + 1, dtype=torch.int32, device=q.device) * x.shape[2] for x in (q, k)]
-    packed = replace(options, cu_q=ends[0], cu_k=ends[1], segments=batch)
+    packed = replace(
+        options, cu_q=ends[0], cu_k=ends[1], segments=batch, longest_q=num_queries, longest_k=k.shape[2]
+    )
     flat = [x.transpose(0, 1).flatten(1, 2)[None].contiguous() for x in (q, k, v)]
 
     def run() -> tuple[Tensor, ...]:

@@ -175,7 +175,8 @@ def launch_hopper_dkdv(
         section: heads that run side by side (`kernels.hopper.order`); by default what the cache holds.
     """
     tensors = (dout, q, k, v, lse, delta, options)
-    if tile is None and computed_apart(q.device.type, q.shape[3]):
+    banded = options.left is not None or options.right is not None
+    if tile is None and computed_apart(q.device.type, q.shape[3], banded):
         return launch_hopper_dk(*tensors, None, section), launch_hopper_dv(*tensors, None, section)
     dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
     _launch("dkdv", dk, dv, *tensors, tile, section)
@@ -238,7 +239,7 @@ def _launch(
         num_tiles = tiles_of(k, chosen.block_n, options)
         side_by_side = section
         if side_by_side is None:
-            side_by_side = section_heads(q, 1, heads) if banded else 1
+            side_by_side = section_heads(q, options.longest_q, 1, heads) if banded else 1
         rows = ((q, chosen.block_m), (k, chosen.block_n), (v, chosen.block_n), (dout, chosen.block_m))
         return Launch(
             num_tiles * heads,

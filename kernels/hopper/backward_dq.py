@@ -163,7 +163,7 @@ def launch_hopper_dq(
         num_tiles = tiles_of(q, chosen.block_m, options)
         side_by_side = section
         if side_by_side is None:
-            side_by_side = section_heads(k, group, batch * heads) if banded else group
+            side_by_side = section_heads(k, options.longest_k, group, batch * heads) if banded else group
         rows = ((q, chosen.block_m), (k, chosen.block_n), (v, chosen.block_n), (dout, chosen.block_m))
         return Launch(
             num_tiles * batch * heads,

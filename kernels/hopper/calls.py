@@ -143,7 +143,10 @@ def columns_descriptor(v: Tensor, rows: int) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, padded(x.shape[2]), rows])
 
 
-def section_heads(kv: Tensor, group: int, total_heads: int, budget: int = 32 << 20) -> int:
-    """Query heads that run side by side: whose keys and values together stay in the second-level cache."""
-    per_kv_head = 2 * kv.shape[2] * kv.shape[3] * kv.element_size()
+def section_heads(kv: Tensor, longest: int, group: int, total_heads: int, budget: int = 32 << 20) -> int:
+    """Query heads that run side by side: whose keys and values together stay in the second-level cache.
+
+    ``longest``: rows that a program walks along at most; packed segments follow one another.
+    """
+    per_kv_head = 2 * longest * kv.shape[3] * kv.element_size()
     return min(total_heads, max(1, budget // max(per_kv_head, 1)) * group)

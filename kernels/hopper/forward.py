@@ -21,7 +21,7 @@ from kernels.rounding import to_operand
 from kernels.score_path import FP8, ScorePath, plain_path
 from kernels.softmax import maximum_in_log2, online_softmax_step, softmax_start
 from kernels.tiles import head_factors
-from kernels.tuning import Tile, hopper_tile, padded, pipelined_tile
+from kernels.tuning import Tile, hopper_tile, mean_length, padded, pipelined_tile
 
 LN2 = tl.constexpr(0.6931471805599453)
 _SHORT_ROWS = 64  # padded head dim
@@ -189,7 +189,7 @@ def launch_hopper_products(
     batch, heads, num_queries, head_dim = q.shape
     num_keys = k.shape[2]
     banded = options.left is not None or options.right is not None
-    packed = options.cu_q is not None
+    packed = mean_length(num_keys, options.segments) if options.cu_q is not None else None
     fp8 = path.operand in FP8
     if tile is None and q.device.type == "cuda" and pipelined_possible(options):
         pipelined = pipelined_tile(q.element_size(), head_dim, num_keys, banded, packed)
@@ -211,7 +211,11 @@ def launch_hopper_products(
             # Measured on an H200: several heads side by side pay only for short rows under a band; elsewhere
             # one head (or group that shares its keys) after the other is faster. Not swept where packed.
             several = banded and padded(head_dim) <= _SHORT_ROWS
-            side_by_side = section_heads(k, group, batch * heads) if several or packed else group
+            side_by_side = (
+                section_heads(k, options.longest_k, group, batch * heads)
+                if several or options.cu_q is not None
+                else group
+            )
         values = columns_descriptor if fp8 else descriptor
         return Launch(
             num_tiles * batch * heads,
@@ -225,7 +229,7 @@ def launch_hopper_products(
                 "PROMOTE": path.promote,
                 "SCALES": path.scales_mode,
                 "V_COLUMNS": fp8,
-                "HAS_TAIL": packed or banded or num_keys % chosen.block_n != 0,
+                "HAS_TAIL": packed is not None or banded or num_keys % chosen.block_n != 0,
                 "NEGATIVE": options.sigma < 0,
                 "SUBTRACT_FIRST": path.subtract_first,
             },
@@ -234,7 +238,7 @@ def launch_hopper_products(
     factors = (operands.q_factor, operands.k_factor, operands.v_factor)
     layouts = [None if x is None else layout(x) for x in (q, k, v, *factors)]
     key = ("forward", chosen, section, path, q.get_device(), *layouts)
-    after = (v if packed else None, v.stride(), *with_strides(*factors))
+    after = (None if packed is None else v, v.stride(), *with_strides(*factors))
     with device_of(q):
         launch = remembered(options.launches, key, make)
         launch.run(_hopper_forward_kernel, (q, k, v), (out, out.stride(), lse), after)

@@ -80,7 +80,7 @@ def _work(i_work, sizes, lengths, packing, SIZES: gl.constexpr, WARPS: gl.conste
     Returns:
         batch, head, first query; tiles of keys to visit (one at least), and how many of them, the first ones,
         need no mask; the first query and key of the segment, and how many it has of each. An empty slot's
-        first query is past the segment's end: its tile is worked on, and nothing is written.
+        first query is past the segment's end: one tile of keys is worked on, and nothing is written.
     """
     _n_work, n_tiles, n_rows, section, n_heads = sizes
     n_queries, n_keys, right = lengths
@@ -102,7 +102,9 @@ def _work(i_work, sizes, lengths, packing, SIZES: gl.constexpr, WARPS: gl.conste
         k_start, n_keys = _bounds(i_s, p_cu_k, n_keys)
     i_m = i_t * BLOCK_M
     stop = n_keys
-    full = n_keys
+    if SIZES[6]:
+        stop = gl.where(i_m < n_queries, n_keys, 0)
+    full = stop
     if HAS_RIGHT:
         shift = n_keys - n_queries if BOTTOM_RIGHT else 0 * n_keys
         stop = gl.minimum(stop, gl.minimum(i_m + BLOCK_M, n_queries) + shift + right)
@@ -574,7 +576,7 @@ def launch_hopper_pipelined(
         side_by_side = section
         if side_by_side is None:
             banded = options.right is not None
-            side_by_side = section_heads(k, group, batch * heads) if banded else group
+            side_by_side = section_heads(k, options.longest_k, group, batch * heads) if banded else group
         num_tiles = tiles_of(q, tile.block_m, options)
         work = num_tiles * batch * heads
         most = programs

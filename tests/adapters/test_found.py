@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashcheck.adapters import triton_tutorial
 from flashcheck.adapters.torch_sdpa_cuda import cudnn_kernel
 from flashcheck.arithmetic import ARITHMETICS, HOPPER
 from flashcheck.checks import CHECKS, Judged
 from flashcheck.checks.record import Status
 from flashcheck.emulator import as_kernel
-from flashcheck.kernel import Kernel
+from flashcheck.kernel import ForwardResult, Kernel
 from flashcheck.problem import Problem
 
 
@@ -91,3 +92,40 @@ def test_a_delta_that_overflows_is_not_zero(instead: float, size: float) -> None
         assert float(judged.gradients["dq"][..., 23]) == -(2.0**126)
     else:
         assert record.status is Status.PASS
+
+
+def _tuned(key_has_causality: bool) -> Kernel:
+    """Finding 019: a call takes the tiles of the first of its key; those of a call that was not causal have
+    fewer rows than keys here, and a causal one walks past its diagonal with them."""
+    tiles: dict[object, tuple[int, int]] = {}
+
+    def forward(p: Problem) -> ForwardResult:
+        causal = p.causal is not None
+        key = (p.num_keys, p.head_dim, causal and key_has_causality)
+        rows, keys = tiles.setdefault(key, (128, 64) if causal else (64, 128))
+        i, j = torch.arange(p.num_queries)[:, None], torch.arange(p.num_keys)
+        first = i // rows * rows
+        counted = (j < (first + keys - 1) // keys * keys).double() + ((j >= first) & (j <= i)).double()
+        scores = p.q.double() @ p.k.double().mT * p.effective_scale
+        weights = (scores + (counted.log() if causal else 0.0)).softmax(-1)
+        return ForwardResult((weights @ p.v.double()).half())
+
+    here = replace(triton_tutorial.CAPABILITIES, devices=("cpu",))
+    arithmetic = triton_tutorial.tutorial_arithmetic
+    return Kernel("tuned", forward, capabilities=here, arithmetic=arithmetic, machine=lambda _: HOPPER)
+
+
+@pytest.mark.parametrize("key_has_causality", [False, True])
+@pytest.mark.parametrize("causal", [None, "top_left"])
+def test_tiles_kept_without_causality_are_found(causal: str | None, key_has_causality: bool) -> None:
+    g = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(1, 1, 256, 128, generator=g).half() for _ in range(3))
+    kernel = _tuned(key_has_causality)
+    judged = Judged(kernel, Problem(q, k, v, causal=causal))
+    assert CHECKS["forward.bound"].on(judged).status is Status.PASS  # whatever comes first is right
+    record = CHECKS["state.interleaved"].on(judged)
+    wrong = causal is None and not key_has_causality
+    assert record.status is (Status.FAIL if wrong else Status.PASS)
+    assert ("causal=top_left" in record.message) == wrong
+    later = Judged(kernel, Problem(q, k, v, causal="top_left"))
+    assert CHECKS["forward.bound"].on(later).failed == wrong

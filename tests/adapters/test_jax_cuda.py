@@ -188,6 +188,26 @@ def test_cudnn_s_functions_take_what_they_are_given(monkeypatch: pytest.MonkeyPa
             assert "fmha_scale\\22: 0.3" in program
 
 
+def test_cudnn_is_never_asked_for_the_gradients_of_one_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cudnn-frontend#1071; here by a rule that returns what it was given."""
+    rows = []
+
+    def rule(q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any) -> tuple[Any, ...]:
+        assert q.shape == out.shape == dout.shape
+        rows.append(lse.size)
+        return dout, k, v
+
+    monkeypatch.setattr(jax_cuda._Cudnn, "_backward", lambda _self, _scale, **_: rule)
+    for batch, heads, length in ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2)):
+        q, dout = (torch.randn(batch, heads, length, 16) for _ in range(2))
+        k, v = (torch.randn(batch, heads, 9, 16) for _ in range(2))
+        p = Problem(q, k, v, dout=dout)
+        found = jax_cuda._Cudnn().backward(p, q, torch.zeros(batch, heads, length))
+        assert rows.pop() == max(2, batch * heads * length)
+        for name, x in {"dq": dout, "dk": k, "dv": v}.items():
+            assert torch.equal(found[name], x), name
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_jax_without_cuda_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if any(d.platform == "gpu" for d in jax.devices()):

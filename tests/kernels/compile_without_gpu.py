@@ -101,9 +101,12 @@ def compile_tuned():
             for dim, tile in tuning.hopper_tables()["pipelined"]:
                 if dim == d and parsed.cu_q is None:
                     launch_hopper_pipelined(Operands(q, q, q), parsed, plain_path(q.dtype), tile)
-            if d != 192:
-                launch_hopper_dq(q, q, q, q, row, row, parsed)
-                launch_hopper_dkdv(q, q, q, q, row, row, parsed)
+            for dim, entry in tuning._HOPPER_PIPELINED_PACKED.items():
+                if dim == d and parsed.cu_q is not None:
+                    path, turns = plain_path(q.dtype), entry.turns
+                    launch_hopper_pipelined(Operands(q, q, q), parsed, path, entry.tile, turns=turns)
+            launch_hopper_dq(q, q, q, q, row, row, parsed)
+            launch_hopper_dkdv(q, q, q, q, row, row, parsed)
     compile_all(torch.bfloat16, 64, 64, 8, 2, 1000, 1000, softcap=3.0)
     compile_all(torch.bfloat16, 128, 128, 8, 2, 1000, 1000, causal="top_left")
     compile_all(torch.float8_e4m3fn, 128, 128, 8, 2, 1000, 1000, causal="top_left")

@@ -262,6 +262,6 @@ def distinct_blocks(found):
     for c in found:
         if c.kernel.startswith("hopper pipelined"):
             continue
-        bare = replace(c, tile=Tile(c.tile.block_m, c.tile.block_n))
+        bare = replace(c, tile=Tile(c.tile.block_m, c.tile.block_n, in_parts=c.tile.in_parts))
         seen.setdefault((c.kernel, bare.tile), bare)
     return list(seen.values())

@@ -35,6 +35,17 @@ CASES = [
     ("flash_attention_e5m2", "e5m2", 128, 70, 1100, {"family": "normal"}),
     ("score_e4m3", "bf16", 128, 150, 1100, {"family": "normal", "causal": "top_left"}),
 ]
+# Segments long enough on average for the forward in Gluon; head dims that the backward holds in two parts,
+# dK and dV together or apart.
+_LONG, _SHORTER = ((5, 1500), (70, 2600)), ((100, 130), (50, 130))
+CASES += [
+    ("flash_attention", "bf16", 128, 75, 4100, {"segments": _LONG, "causal": "bottom_right"}),
+    ("flash_attention", "fp16", 96, 75, 4100, {"segments": _LONG}),
+    ("flash_attention", "bf16", 96, 200, 300, {"causal": "top_left"}),
+    ("flash_attention", "fp16", 192, 200, 300, {"family": "outliers"}),
+    ("flash_attention", "bf16", 192, 200, 300, {"causal": "bottom_right"}),
+    ("flash_attention", "bf16", 136, 150, 260, {"segments": _SHORTER, "causal": "bottom_right"}),
+]
 SHORT = ("flash_attention", "bf16", 72, 5, 40, {"family": "normal", "causal": "top_left"})
 # Not: what is judged over many problems, what starts processes, and most of the backward, whose kernels are
 # the same at any length.

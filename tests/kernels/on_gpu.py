@@ -25,7 +25,7 @@ EXACT = ("sinks", "pipelined", "exactness", "judged")
 LOST = "not finished: it took too long, or its process ended"
 SECONDS = 90
 """What one configuration may take, compilation included."""
-PROCESSES = 12
+LIMITS = {"processes": 12}
 """Most of the time goes into compiling, so that parts run side by side, each in a process of its own."""
 
 
@@ -37,9 +37,9 @@ def side_by_side(task, arguments, device):
     """
     if device.type != "cuda":
         return [attempt(task, argument, device) for argument in arguments]
-    results = together(task, arguments, device, PROCESSES)
+    results = together(task, arguments, device, LIMITS["processes"])
     lost = [i for i, result in enumerate(results) if result == LOST]
-    with concurrent.futures.ThreadPoolExecutor(PROCESSES) as threads:
+    with concurrent.futures.ThreadPoolExecutor(LIMITS["processes"]) as threads:
         again = threads.map(lambda i: together(task, [arguments[i]], device, 1)[0], lost)
         for i, result in zip(lost, again, strict=True):
             results[i] = result
@@ -81,6 +81,13 @@ def limited(seconds):
         timer.cancel()
 
 
+def named(found, only="", without=""):
+    """Those whose text holds any of the comma-separated words ``only`` and none of ``without``."""
+    only, without = (words.split(",") if words else [] for words in (only, without))
+    chosen = [x for x in found if not only or any(word in str(x) for word in only)]
+    return [x for x in chosen if not any(word in str(x) for word in without)]
+
+
 def exact_one(configuration, device):
     from tests.kernels.exactness import faults
 
@@ -88,15 +95,17 @@ def exact_one(configuration, device):
         return faults(configuration, device)
 
 
-def exactness(device, kernels="", sweep=False):
+def exactness(device, only="", without="", sweep=False):
     """Configuration -> what is not exact; a configuration that does not compile or run is wrong too.
 
-    ``kernels``: only those whose name holds this; ``sweep``: the tuning sweep's candidates too.
+    ``only``, ``without``: as in `named`; ``sweep``: the tuning sweep's candidates too.
     """
     from tests.kernels.exactness import configurations, distinct_blocks, sweep_configurations
 
     found = dict.fromkeys([*configurations(), *(sweep_configurations() if sweep else [])])
-    found = [c for c in found if kernels in c.kernel]
+    found = named(found, only, without)
+    if not found:
+        raise ValueError(f"--only is {only!r}, --without {without!r}: no configuration is left")
     found = found if device.type == "cuda" else distinct_blocks(found)[:2]
     results = zip(found, side_by_side(exact_one, found, device), strict=True)
     return {"configurations": len(found), "wrong": {str(c): result for c, result in results if result}}
@@ -174,11 +183,11 @@ def pipelined_one(case, device):
         return differences(case, device)
 
 
-def pipelined(device):
+def pipelined(device, only="", without=""):
     """Calls in which the forward in Gluon gives other bits than the one in Triton; nothing without a GPU."""
     from tests.kernels.pipelined_bits import CASES
 
-    cases = CASES if device.type == "cuda" else []
+    cases = named(CASES, only, without) if device.type == "cuda" else []
     results = zip(cases, side_by_side(pipelined_one, cases, device), strict=True)
     return {"cases": len(cases), "wrong": {str(case): result for case, result in results if result}}
 
@@ -191,11 +200,11 @@ def judged_one(case, device):
         return rejections(case, device)
 
 
-def judged(device):
+def judged(device, only="", without=""):
     """Long calls through the checks, as users make them."""
     from tests.kernels.judged import CASES, SHORT
 
-    cases = CASES if device.type == "cuda" else [SHORT]
+    cases = named(CASES, only, without) if device.type == "cuda" else [SHORT]
     results = zip(cases, side_by_side(judged_one, cases, device), strict=True)
     return {"cases": len(cases), "wrong": {str(case): result for case, result in results if result}}
 
@@ -227,12 +236,21 @@ def main():
     parser.add_argument("--json", type=Path, required=True, help="where the results go")
     parser.add_argument("--repeats", type=int, default=100, help="calls that must agree bit by bit")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; default all")
-    parser.add_argument("--kernels", default="", help="exactness: only kernels whose name holds this")
+    parser.add_argument(
+        "--only", default="", help="exactness, pipelined, judged: only what holds any of these words"
+    )
+    parser.add_argument("--without", default="", help="the same: only what holds none of these")
+    parser.add_argument(
+        "--processes", type=int, default=LIMITS["processes"], help="at once; default %(default)s"
+    )
     parser.add_argument("--sweep", action="store_true", help="exactness: candidates of the sweep too")
     arguments = parser.parse_args()
     chosen = arguments.parts.split(",")
     if not set(chosen) <= set(PARTS):
         parser.error(f"--parts is {arguments.parts}; it must be of {', '.join(PARTS)}")
+    if arguments.processes < 1:
+        parser.error(f"--processes is {arguments.processes}; it must be 1 at least")
+    LIMITS["processes"] = arguments.processes
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
     import triton
@@ -251,9 +269,9 @@ def main():
         "precision": lambda: precision(device),
         "repeats": lambda: repeats(device, count),
         "sinks": lambda: sinks(device),
-        "pipelined": lambda: pipelined(device),
-        "exactness": lambda: exactness(device, arguments.kernels, arguments.sweep),
-        "judged": lambda: judged(device),
+        "pipelined": lambda: pipelined(device, arguments.only, arguments.without),
+        "exactness": lambda: exactness(device, arguments.only, arguments.without, arguments.sweep),
+        "judged": lambda: judged(device, arguments.only, arguments.without),
     }
     for name in chosen:
         part = parts[name]

@@ -4,9 +4,9 @@
     compute-sanitizer --tool racecheck --error-exitcode 1 python -m tests.kernels.sanitize
 
 Each configuration of the table, each option, a paged decode; ``--few`` takes one configuration a kernel and
-format, ``--compile`` only fills the cache of compiled kernels, several processes at once: to be run before,
-where time is short. Without a GPU it runs in the interpreter, which shows that the script works and nothing
-else.
+format, ``--only`` and ``--without`` choose by words, as in on_gpu.py; ``--compile`` only fills the cache of
+compiled kernels, several processes at once: to be run before, where time is short. Without a GPU it runs in
+the interpreter, which shows that the script works and nothing else.
 """
 
 import argparse
@@ -22,11 +22,12 @@ import torch
 OPTIONS = ("band", "mask", "bias", "alibi and sink", "packed", "key lengths", "e4m3", "paged decode")
 
 
-def chosen(few, device):
+def chosen(few, only, without, device):
     """Configurations to launch; ``few``: the largest head dim up to 128 of each kernel and format."""
     from tests.kernels.exactness import configurations, distinct_blocks
+    from tests.kernels.on_gpu import named
 
-    found = configurations()
+    found = named(configurations(), only, without)
     if few:
         largest = {}
         for c in sorted((c for c in found if c.head_dim <= 128), key=lambda c: c.head_dim):
@@ -78,16 +79,23 @@ def call(option, device):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--few", action="store_true", help="one configuration a kernel and format")
+    parser.add_argument("--only", default="", help="only what holds any of these words (A,B,...)")
+    parser.add_argument("--without", default="", help="only what holds none of these words")
     parser.add_argument("--compile", action="store_true", help="fill the cache, several processes at once")
+    parser.add_argument("--processes", type=int, default=12, help="with --compile; default %(default)s")
     parser.add_argument("--seconds", type=float, default=1e9, help="start nothing after so long")
     arguments = parser.parse_args()
     start = time.monotonic()
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
-    from tests.kernels.on_gpu import side_by_side
+    from tests.kernels.on_gpu import LIMITS, named, side_by_side
 
+    LIMITS["processes"] = arguments.processes
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    works = [*chosen(arguments.few, device), *OPTIONS]
+    only, without = arguments.only, arguments.without
+    works = [*chosen(arguments.few, only, without, device), *named(OPTIONS, only, without)]
+    if not works:
+        parser.error(f"--only is {only!r}, --without {without!r}: nothing is left to launch")
     if arguments.compile:
         results = side_by_side(launch, works, device)
         sys.stdout.write("".join(f"{w}: {r}\n" for w, r in zip(works, results, strict=True)))

@@ -143,3 +143,11 @@ def test_ends_on_a_gpu_are_read_once_a_version(device, monkeypatch):
     ends_q.data[1] = 4  # no new version
     assert parse_options(q, k, cu_seqlens_q=ends_q, cu_seqlens_k=ends_q).longest_q == 3
     assert read_anew(parsed).longest_q == 4
+
+
+def test_heads_side_by_side_as_in_a_batch():
+    """What the cache holds are the segments under way, not all that are packed."""
+    k = torch.empty(1, 16, 4 * 4096, 128, dtype=torch.bfloat16, device="meta")
+    assert calls.section_heads(k, 4096, 1, 64) == calls.section_heads(k[:, :, :4096], 4096, 1, 64) == 16
+    assert calls.section_heads(k, 16384, 1, 64) == 4
+    assert calls.section_heads(k, 0, 1, 64) == 64

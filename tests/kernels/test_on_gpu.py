@@ -14,5 +14,12 @@ def doubled(x, _device):
 
 
 def test_one_that_ends_takes_no_other_along(monkeypatch):
-    monkeypatch.setattr(on_gpu, "PROCESSES", 2)
+    monkeypatch.setitem(on_gpu.LIMITS, "processes", 2)
     assert on_gpu.side_by_side(doubled, [1, 2, 3], torch.device("cuda")) == [2, on_gpu.LOST, 6]
+
+
+def test_words_choose():
+    found = ["hopper dq fp16", "hopper dkdv fp16", "hopper dq bf16", "forward bf16"]
+    assert on_gpu.named(found) == found
+    assert on_gpu.named(found, "dq,dkdv", "fp16") == ["hopper dq bf16"]
+    assert on_gpu.named(found, without="hopper") == ["forward bf16"]

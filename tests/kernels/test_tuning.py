@@ -34,8 +34,10 @@ def test_hopper_and_portable_tiles_hold_the_same_keys(d, keys, monkeypatch):
         assert tuning.hopper_tile("forward", "cuda", d, banded, 1000, keys).block_n == portable.block_n
         pipelined = tuning.pipelined_tile(2, d, keys, banded)
         assert pipelined is None or pipelined[0].block_n == portable.block_n
-    packed = tuning.hopper_tile("forward", "cuda", d, True, 1000, keys, packed=True)
-    assert packed.block_n == tuning.forward_tile("cuda", 2, d, d, 1000, keys).block_n
+    for banded in (False, True):
+        assert tuning.hopper_tile("forward", "cuda", d, banded, 1000, 9 * keys, packed=keys).block_n == (
+            tuning.forward_tile("cuda", 2, d, d, 1000, 9 * keys, packed=keys).block_n
+        )
 
 
 @pytest.mark.parametrize("d", [d for d in range(1, 257) if tuning.padded(d) in tuning.HOPPER_HEAD_DIMS])
@@ -48,18 +50,63 @@ def test_hopper_and_portable_fp8_tiles_hold_the_same_keys(d, monkeypatch):
     assert pipelined is None or pipelined[0].block_n == portable.block_n
 
 
-@pytest.mark.parametrize("keys", [64, 128])
-@pytest.mark.parametrize("length", [1, 1000, 100_000])
-def test_packed_tiles_hold_the_same_keys(length, keys, monkeypatch):
-    """Whichever kernel takes a packed call, and whatever the lengths: the checker is told one number."""
+@pytest.mark.parametrize("mean", [0, 1, 1000, 2047, 2048, 4096, 100_000])
+@pytest.mark.parametrize("d", [d for d in range(1, 257) if tuning.hopper_has(2, d, d, "packed")])
+def test_packed_tiles_hold_the_same_keys(d, mean, monkeypatch):
+    """Whichever kernel takes a packed call, the checker is told one number, of what the host knows alone."""
     monkeypatch.setattr(tuning, "architecture", lambda _: "sm90")
-    tables = tuning.hopper_tables()
-    for dim, tile in [*tables["packed forward"], *tables["pipelined packed"]]:
-        assert tile.block_n == tuning.forward_tile("cuda", 2, dim, dim, length, length, packed=True).block_n
-    # Of another number in the table, the portable kernel takes as many.
-    monkeypatch.setitem(tuning._HOPPER_PACKED, 128, tuning.Tile(128, keys, 8, 2))
-    assert tuning.forward_tile("cuda", 2, 128, 128, length, length, packed=True).block_n == keys
-    assert tuning.forward_tile("cuda", 2, 128, 128, length, length).block_n == 64
+    told = {tuning.forward_tile("cuda", 2, d, d, n, n, packed=mean).block_n for n in (mean, 9 * mean)}
+    for banded, total in itertools.product((False, True), (mean, 9 * mean)):
+        told.add(tuning.hopper_tile("forward", "cuda", d, banded, total, total, packed=mean).block_n)
+        pipelined = tuning.pipelined_tile(2, d, total, banded, packed=mean)
+        told |= set() if pipelined is None else {pipelined[0].block_n}
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("keys", [64, 128])
+def test_a_packed_entry_rules_the_portable_kernel(keys, monkeypatch):
+    monkeypatch.setattr(tuning, "architecture", lambda _: "sm90")
+    monkeypatch.setitem(tuning._HOPPER_PACKED, 128, ((0, tuning.Tile(128, keys, 8, 2)),))
+    assert tuning.forward_tile("cuda", 2, 128, 128, 1000, 1000, packed=1000).block_n == keys
+    assert tuning.forward_tile("cuda", 2, 128, 128, 1000, 1000).block_n == 64
+
+
+@pytest.mark.parametrize(("dim", "entry"), list(tuning._HOPPER_PIPELINED_PACKED.items()))
+def test_long_segments_go_to_the_pipelined_kernel(dim, entry):
+    """However many short ones there are: the mean decides, not the sum."""
+    total, below = 1 << 20, entry.fewest_keys - 1
+    assert tuning.pipelined_tile(2, dim, total, False, packed=below) is None
+    found = tuning.pipelined_tile(2, dim, total, False, packed=entry.fewest_keys)
+    assert found == (entry.tile, entry.persistent, entry.turns)
+
+
+@pytest.mark.parametrize(("total", "segments", "mean"), [(100, 3, 33), (0, 2, 0), (5, 0, 5), (7, 8, 0)])
+def test_mean_length(total, segments, mean):
+    assert tuning.mean_length(total, segments) == mean
+
+
+def test_what_runs_apart_has_tiles_of_its_own(monkeypatch):
+    """dK and dV in a launch each are declared with the queries of their own tiles."""
+    monkeypatch.setattr(tuning, "architecture", lambda _: "sm90")
+    for dim, banded in tuning._APART:
+        assert tuning.computed_apart("cuda", dim, banded)
+        for kernel in ("dk", "dv"):
+            assert (
+                tuning.hopper_tile(kernel, "cuda", dim, banded, 100, 100)
+                is tuning._HOPPER[kernel, dim][banded]
+            )
+
+
+@pytest.mark.parametrize("d", [d for d in range(1, 257) if tuning.hopper_has(2, d, d, "backward")])
+def test_backward_tiles_hold_the_head_dim(d, monkeypatch):
+    """Both parts of a tile hold all of it, and those of few registers keep off the assembler's fault."""
+    monkeypatch.setattr(tuning, "architecture", lambda _: "sm90")
+    for banded in (False, True):
+        kernels = ("dq", "dk", "dv") if tuning.computed_apart("cuda", d, banded) else ("dq", "dkdv")
+        for kernel in kernels:
+            tile = tuning.hopper_tile(kernel, "cuda", d, banded, 1000, 1000)
+            assert sum(tile.widths(d)) >= d
+            assert tile.in_parts == (sum(tuning.parts(d, 2)) in (96, 192))
 
 
 def test_small_head_dims_keep_off_wgmma(monkeypatch):

@@ -1,0 +1,106 @@
+"""What the programs of the kernel in Gluon work on: its own arithmetic, run on the host, over whole launches.
+
+The interpreter does not run that kernel; where its tiles lie and how far they reach is plain arithmetic.
+"""
+
+import itertools
+import types
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from kernels.hopper import pipelined
+from kernels.hopper.packed import slots
+
+BLOCK_M, BLOCK_N, HEADS = 128, 64, 3
+SEGMENTS = [
+    ([37, 0, 1, 300, 128, 16, 5], [50, 3, 0, 290, 128, 40, 70]),
+    ([64, 400, 33, 20], [32, 600, 1, 30]),
+    ([256, 256, 128], [256, 256, 128]),  # whole tiles: an empty slot each
+    ([1] * 70, [2] * 70),  # more than one chunk of the search
+    ([0, 0], [0, 5]),
+]
+BANDS = [None, ("top_left", 0), ("bottom_right", 0), ("top_left", 70), ("bottom_right", 300)]
+
+
+@dataclass
+class Pointer:
+    """Into a tensor of integers; what lies outside may not be read."""
+
+    data: torch.Tensor
+    offset: torch.Tensor | int = 0
+
+    def __add__(self, offset):
+        return Pointer(self.data, self.offset + offset)
+
+
+def load(pointer, mask=True, other=0):
+    place = torch.as_tensor(pointer.offset)
+    read = torch.broadcast_to(torch.as_tensor(mask), place.shape)
+    assert bool(((place >= 0) & (place < len(pointer.data)))[read].all())
+    return torch.where(read, pointer.data[place.clamp(0, len(pointer.data) - 1)], other)
+
+
+def of_two(function):
+    return lambda a, b: function(torch.as_tensor(a), torch.as_tensor(b))
+
+
+HOST = types.SimpleNamespace(
+    int32=torch.int32,
+    BlockedLayout=lambda *_: None,
+    arange=lambda start, stop, _layout: torch.arange(start, stop),
+    load=load,
+    sum=lambda x, axis: x.sum(axis),
+    minimum=of_two(torch.minimum),
+    maximum=of_two(torch.maximum),
+    where=torch.where,
+)
+
+
+def on_host(name, **called):
+    """A function of the kernel as Python runs it."""
+    code = getattr(pipelined, name).fn.__code__
+    return types.FunctionType(code, {"gl": HOST, **called})
+
+
+WORK = on_host("_work", _segment=on_host("_segment"), _bounds=on_host("_bounds"))
+
+
+def works(lengths, packed, band, section):
+    """Of each program: head, first row, tiles visited, full ones; its segment's first rows and lengths."""
+    (n_queries, n_keys), segments = map(sum, lengths), len(lengths[0])
+    n_tiles = slots(n_queries, segments, BLOCK_M) if packed else -(-n_queries // BLOCK_M)
+    ends = [Pointer(torch.tensor([0, *itertools.accumulate(x)])) for x in lengths]
+    diagonal, right = band or ("top_left", 0)
+    sizes = (n_tiles * HEADS, n_tiles, HEADS, section, HEADS)
+    constants = (BLOCK_M, BLOCK_N, band is not None, diagonal == "bottom_right", 128, 0, packed)
+    for i in range(n_tiles * HEADS):
+        given = (i, sizes, (n_queries, n_keys, right), (*ends, segments), constants, 4)
+        _batch, *found = map(int, WORK(*given))
+        yield found
+
+
+@pytest.mark.parametrize("section", [1, 2, HEADS])
+@pytest.mark.parametrize("band", BANDS, ids=str)
+@pytest.mark.parametrize(
+    ("lengths", "packed"), [(x, True) for x in SEGMENTS] + [(([300], [500]), False)], ids=str
+)
+def test_every_row_once_and_every_key_that_it_sees(lengths, packed, band, section):
+    """No tile of keys that nobody sees but the one that every program needs; none lacks a mask it needs."""
+    rows = []
+    for i_h, i_m, n_visited, n_full, q_start, k_start, n_queries, n_keys in works(
+        lengths, packed, band, section
+    ):
+        mine = range(i_m, min(i_m + BLOCK_M, n_queries))
+        rows += [(i_h, q_start + row) for row in mine]
+        assert 0 <= n_full <= n_visited
+        last = [n_keys - 1] * len(mine)
+        if band is not None:
+            shift = n_keys - n_queries if band[0] == "bottom_right" else 0
+            last = [min(n_keys - 1, row + shift + band[1]) for row in mine]
+        farthest = max(last, default=-1)
+        assert n_visited == max(farthest // BLOCK_N + 1, 1)
+        assert all(n_full * BLOCK_N <= max(x + 1, 0) for x in last)
+        assert k_start + n_keys <= sum(lengths[1])
+    assert sorted(rows) == list(itertools.product(range(HEADS), range(sum(lengths[0]))))
