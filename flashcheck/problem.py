@@ -166,8 +166,10 @@ class Problem:
         return combined
 
     def visible(self, rows: Tensor | None = None) -> Tensor:
-        """The dense mask, boolean (batch, heads, rows or Nq, Nk), derived from the predicate; not to be changed
-        in place."""
+        """The dense mask, boolean (batch, heads, rows or Nq, Nk), derived from the predicate.
+
+        Not to be changed in place: it is made once.
+        """
         return self._visible if rows is None else self._visible_to(rows)
 
     @cached_property

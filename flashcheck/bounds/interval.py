@@ -55,13 +55,12 @@ class Interval:
 
     def bound_at(self, index: tuple[int, ...]) -> float:
         """``bound`` of one element."""
-        one = Interval(
-            *(x[index] for x in (self.exact, self.error, self.lower, self.upper)), _NEVER, self.fmt
-        )
+        exact, error, lower, upper = (x[index] for x in (self.exact, self.error, self.lower, self.upper))
+        one = Interval(exact, error, lower, upper, _NEVER, self.fmt)
         return float(one.bound)
 
     def needs(self, got: Tensor) -> tuple[Tensor, Tensor | None]:
-        """``got`` in float64, and the least |x - exact| of all x that round to it; 0 or less where exact does.
+        """``got`` in float64, and the least |x - exact| of all x that round to it: 0 or less for a right got.
 
         The final rounding is exact arithmetic and is not counted against the kernel. None where some number
         is not finite. The last answer is kept: a margin and the choice of the oracle's rung ask for the same.
