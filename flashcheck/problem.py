@@ -166,8 +166,17 @@ class Problem:
         return combined
 
     def visible(self, rows: Tensor | None = None) -> Tensor:
-        """The dense mask, boolean (batch, heads, rows or Nq, Nk), derived from the predicate."""
-        rows = torch.arange(self.num_queries) if rows is None else rows
+        """The dense mask, boolean (batch, heads, rows or Nq, Nk), derived from the predicate.
+
+        Not to be changed in place: it is made once.
+        """
+        return self._visible if rows is None else self._visible_to(rows)
+
+    @cached_property
+    def _visible(self) -> Tensor:
+        return self._visible_to(torch.arange(self.num_queries))
+
+    def _visible_to(self, rows: Tensor) -> Tensor:
         return masks.dense(self.visibility, self.batch, self.num_heads, rows, self.num_keys)
 
     def alibi(self, rows: Tensor | None = None) -> Tensor | None:

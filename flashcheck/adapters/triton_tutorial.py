@@ -13,9 +13,11 @@ that was not causal, and some of them are wrong for it (golden/findings/019); no
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import inspect
 import os
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +64,7 @@ def tutorial_kernel() -> Kernel:
         forward=forward,
         capabilities=CAPABILITIES,
         arithmetic=tutorial_arithmetic,
-        source=str(path),
+        source=_source(path),
     )
 
 
@@ -95,6 +97,16 @@ def _module(path: Path) -> Any:
     if not hasattr(module, "attention"):
         raise UnusableError(NAME, f"{path} has no attention")
     return module
+
+
+def _source(path: Path) -> str:
+    """Triton's version, which the file does not say, and which file it is."""
+    try:
+        release = version("triton")
+    except PackageNotFoundError:
+        release = "not installed"
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return f"triton {release} {path.name}, SHA-256 {digest[:16]}"
 
 
 def _further(module: Any) -> tuple[bool, ...]:

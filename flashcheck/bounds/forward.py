@@ -70,8 +70,7 @@ def forward_bound(
         weights.overflow if errors.overflow is None else errors.overflow.unsqueeze(-1) | weights.overflow
     )
     overflow = overflow & judged
-    sum_overflow = _sum_may_overflow(rows, arithmetic) & judged
-    may_overflow = (overflow | sum_overflow).expand_as(exact.out)
+    may_overflow = (overflow | (_sum_may_overflow(rows, arithmetic) & judged)).expand_as(exact.out)
     out, lse, lse_error = exact.out, exact.lse, lse_error.squeeze(-1)
     if not (rows.all_live and errors.visible is None and problem.num_keys):  # else all rows are judged
         keys_seen = exact.visible.any(-1, keepdim=True)
@@ -210,8 +209,9 @@ def _lse_error(
 
 
 def _sum_may_overflow(rows: SoftmaxRows, arithmetic: Arithmetic) -> Tensor:
-    """Rows whose unnormalised sum c * sum exp(s - m) |v| may pass fp32's largest number on the way."""
-    never = torch.zeros_like(rows.out, dtype=torch.bool)
+    """Elements whose unnormalised sum c * sum exp(s - m) |v| may pass fp32's largest number on the way;
+    broadcasts."""
+    never = torch.zeros((), dtype=torch.bool, device=rows.out.device)
     if not rows.num_keys or arithmetic.normalise == "before_product":
         return never
     factor = arithmetic.probability_scale * 2.0**arithmetic.rescale_threshold * 1.001

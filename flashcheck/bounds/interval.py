@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from flashcheck.formats import Format, half_ulp, round_inside, round_nearest
 
+_NEVER = torch.zeros((), dtype=torch.bool)
 _EVALUATION = 1.0 + 2.0**-26  # the bounds are themselves evaluated in float64: THEORY.md section 2.5
 
 
@@ -25,6 +26,7 @@ class Interval:
         may_overflow: elements whose computation may leave the range of fp32 on the way; for them NaN and
             infinities are accepted too, never another finite number (contract, point 7).
         fmt: the output format.
+        inside: |exact| + ``error`` is known to lie inside the range of ``fmt`` everywhere.
     """
 
     exact: Tensor
@@ -33,6 +35,10 @@ class Interval:
     upper: Tensor
     may_overflow: Tensor
     fmt: Format
+    inside: bool = False
+    _needs: list[tuple[Tensor, int, Tensor, Tensor | None]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
     @property
     def bound(self) -> Tensor:
@@ -47,20 +53,47 @@ class Interval:
         same = (got == self.exact) | (~torch.isfinite(got) & self.may_overflow)
         return same | ((got >= self.lower) & (got <= self.upper))
 
+    def bound_at(self, index: tuple[int, ...]) -> float:
+        """``bound`` of one element."""
+        exact, error, lower, upper = (x[index] for x in (self.exact, self.error, self.lower, self.upper))
+        one = Interval(exact, error, lower, upper, _NEVER, self.fmt)
+        return float(one.bound)
+
+    def needs(self, got: Tensor) -> tuple[Tensor, Tensor | None]:
+        """``got`` in float64, and the least |x - exact| of all x that round to it: 0 or less for a right got.
+
+        The final rounding is exact arithmetic and is not counted against the kernel. None where some number
+        is not finite. The last answer is kept: a margin and the choice of the oracle's rung ask for the same.
+        """
+        version = -1 if got.is_inference() else got._version  # of what may have been changed in place since
+        for known, then, wide, need in self._needs:
+            if known is got and then == version >= 0:
+                return wide, need
+        wide = got.to(torch.float64)
+        away = (wide - self.exact).abs_()
+        need = None
+        if math.isfinite(float(away.sum()) + float(self.error.sum())):
+            need = away.sub_(_half_cell(wide, self.exact, self.fmt))
+        self._needs[:] = [(got, version, wide, need)]
+        return wide, need
+
     def margin(self, got: Tensor) -> Tensor:
         """Share of the proved error that ``got`` needs, per element; above 1 exactly where rejected.
 
-        The least |x - exact| among all x that round to ``got``, divided by ``error``: the final
-        rounding is exact arithmetic and is not counted against the kernel. 0 means correctly rounded.
-        NaN or an infinity that is not accepted, and any difference where no error is allowed: inf.
+        0 means correctly rounded. NaN or an infinity that is not accepted, and any difference where no error
+        is allowed: inf.
         """
-        got = got.to(torch.float64)
-        need = (got - self.exact).abs() - _half_cell(got, self.exact, self.fmt)
-        if math.isfinite(float(torch.add(need, self.error).sum())):  # the ordinary case, in fewer steps
-            ratio = (need.clamp_(min=0.0) / self.error).nan_to_num_(0.0, torch.inf)
-            accepted = (got >= self.lower) & (got <= self.upper) | (got == self.exact)
+        got, need = self.needs(got)
+        if need is not None:  # the ordinary case, in fewer steps
+            ratio = need.clamp(min=0.0).div_(self.error)
+            accepted = (got >= self.lower).logical_and_(got <= self.upper)
+            if bool(accepted.all()):
+                return ratio.nan_to_num_(0.0, 0.0).clamp_(max=1.0)
+            accepted.logical_or_(got == self.exact)
+            ratio.nan_to_num_(0.0, torch.inf)
             inside = ratio.masked_fill(ratio == torch.inf, 0.0).clamp_(max=1.0)
             return torch.where(accepted, inside, ratio.clamp_(min=1.0 + 2.0**-20))
+        need = (got - self.exact).abs() - _half_cell(got.nan_to_num(0.0), self.exact, self.fmt)
         ratio = need.clamp(min=0.0) / self.error
         ratio = torch.where(torch.isinf(self.error) | (need <= 0), 0.0, ratio)
         outside = torch.where(torch.isfinite(ratio), ratio.clamp(min=1.0 + 2.0**-20), torch.inf)
@@ -71,7 +104,7 @@ class Interval:
 def _half_cell(got: Tensor, exact: Tensor, fmt: Format) -> Tensor:
     """Distance from ``got`` to the end, on the side of ``exact``, of the numbers that round to it."""
     toward = torch.where(exact.abs() < got.abs(), got * (1 - 2.0**-40), got)
-    return half_ulp(toward.nan_to_num(0.0), fmt)
+    return half_ulp(toward, fmt)
 
 
 def apart(joined: Interval, shapes: Sequence[torch.Size]) -> list[Interval]:
@@ -81,7 +114,7 @@ def apart(joined: Interval, shapes: Sequence[torch.Size]) -> list[Interval]:
         for x in (joined.exact, joined.error, joined.lower, joined.upper, joined.may_overflow)
     )
     parts = zip(exact, error, lower, upper, over, strict=True)
-    return [Interval(x, e, low, high, past, joined.fmt) for x, e, low, high, past in parts]
+    return [Interval(x, e, low, high, past, joined.fmt, joined.inside) for x, e, low, high, past in parts]
 
 
 def pieces(joined: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
@@ -103,7 +136,7 @@ def rounded_interval(
     inside = _ends_inside(exact, error.expand_as(exact), fmt)
     if inside is not None:  # the ordinary case, in fewer steps
         whole, lower, upper = inside
-        return Interval(exact, whole, lower, upper, may_overflow.expand_as(exact), fmt)
+        return Interval(exact, whole, lower, upper, may_overflow.expand_as(exact), fmt, inside=True)
     error, size = error * _EVALUATION, exact.abs()
     error = error + 1e-14 * size.nan_to_num(0.0, 0.0)
     unlimited = ~torch.isfinite(error)

@@ -70,6 +70,8 @@ def score_bias(
 ) -> Tensor | None:
     """Mean error of each score, (B, H, Nq, Nk): it moves the scores of a row together, so it does not
     average out over keys as independent errors do. None where there is none."""
+    if machine.accumulator(arithmetic.product_format or arithmetic.input_format).rounding == "nearest":
+        return None
     bias = _dot(problem, exact, arithmetic, machine).bias()
     if bias is None:
         return None

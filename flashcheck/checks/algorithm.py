@@ -54,9 +54,11 @@ def algorithm_record(
     worst: Location | None = None
     outside = 0
     for tensor, (got, centred, live) in tensors.items():
-        if not bool(live.any()):
+        everything = bool(live.all())
+        if not live.numel() or not (everything or bool(live.any())):
             continue
-        margin = torch.where(live, centred.margin(got), 0.0)
+        margin = centred.margin(got)
+        margin = margin if everything else torch.where(live, margin, 0.0)
         outside += int((margin > 1).sum())
         flat = int(margin.argmax())
         largest = float(margin.flatten()[flat])
@@ -67,7 +69,7 @@ def algorithm_record(
                 index,
                 float(got.double()[index]),
                 float(centred.exact[index]),
-                float(centred.bound[index]),
+                centred.bound_at(index),
                 largest,
             )
     if worst is None:

@@ -85,16 +85,19 @@ class Measured:
 
 def measure(name: str, got: Tensor, bound: TensorBound, live: Tensor) -> Measured:
     """Measures ``got`` where ``live`` holds; ``live`` may lack the last dimension (whole rows)."""
-    got = got.to(torch.float64)
     judged = live if got.ndim == live.ndim else live.unsqueeze(-1).expand_as(got)
-    margin = torch.where(judged, bound.interval.margin(got), 0.0)
-    elements = int(judged.sum())
+    elements = int(live.sum()) * (got.numel() // live.numel() if live.numel() else 0)
+    margin = bound.interval.margin(got)
+    if elements < got.numel():
+        margin = torch.where(judged, margin, 0.0)
+    got = bound.interval.needs(got)[0]
+    worst = _worst(name, margin, got, bound) if elements else None
     return Measured(
         margin=margin,
         got=got,
         elements=elements,
-        over=int((margin > 1).sum()),
-        worst=_worst(name, margin, got, bound) if elements else None,
+        over=0 if worst is None or worst.margin <= 1 else int((margin > 1).sum()),
+        worst=worst,
         gates=bound.prediction_gates,
         bound=bound,
         judged=judged,
@@ -110,7 +113,7 @@ def _worst(name: str, margin: Tensor, got: Tensor, bound: TensorBound) -> Locati
         index=index,
         got=float(got[index]),
         exact=float(interval.exact[index]),
-        bound=float(interval.bound.flatten()[flat]),
+        bound=interval.bound_at(index),
         margin=float(margin[index]),
     )
 

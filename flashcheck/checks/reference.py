@@ -182,7 +182,7 @@ def _doubtful(bound: TensorBound, got: Tensor | None, error: Tensor, value: Tens
     """Elements whose verdict hinges on the oracle's error, where float64 can tell a smaller one."""
     if got is None:
         return torch.zeros_like(value, dtype=torch.bool)
-    hinging, got = None, got.double()
+    hinging = None
     for interval in _intervals(bound):
         more = hinges(interval, got, error)
         hinging = more if hinging is None else hinging | more
@@ -213,7 +213,6 @@ def _needed(bound: TensorBound, error: Tensor, got: Tensor | None) -> Tensor:
     needed = _allowed(bound)
     if got is None:
         return needed
-    got = got.double()
     for interval in _intervals(bound):
         hinging = hinges(interval, got, error)
         needed = torch.where(hinging, 0.0, needed) if bool(hinging.any()) else needed
@@ -222,17 +221,12 @@ def _needed(bound: TensorBound, error: Tensor, got: Tensor | None) -> Tensor:
 
 def hinges(interval: Interval, got: Tensor, error: Tensor) -> Tensor:
     """True where moving ``interval.exact`` or its limit by ``error`` changes whether ``got`` is accepted."""
-    exact, limit, fmt = interval.exact, interval.error, interval.fmt
-    # Rounding is monotone: a stored value that lies within a limit is accepted under it. NaN stays open.
-    settled = (got - exact).abs_() <= limit - error
-    left = settled.numel() - int(settled.sum())
-    if 4 * left > settled.numel():
-        return _hinges(exact, limit, got, error, fmt)
-    hinging = ~settled
-    if left:
-        some = hinging.clone()
-        hinging[some] = _hinges(exact[some], limit[some], got[some], error[some], fmt)
-    return hinging
+    wide, need = interval.needs(got)
+    if need is None or not (interval.inside and math.isfinite(float(error.sum()))):
+        return _hinges(interval.exact, interval.error, wide, error, interval.fmt)
+    # Accepted under a limit is what needs no more. With a limit of 0, what rounds to the exact value.
+    hinging = need > (interval.error - error).clamp_(min=0.0)
+    return hinging.logical_and_(need <= interval.error + error) if bool(hinging.any()) else hinging
 
 
 def _hinges(exact: Tensor, limit: Tensor, got: Tensor, error: Tensor, fmt: Format) -> Tensor:

@@ -204,6 +204,7 @@ def test_the_triton_tutorial_is_judged_on_whole_tiles(
     file.write_text(TUTORIAL)
     monkeypatch.setenv(triton_tutorial.VARIABLE, str(file))
     tutorial = load("triton.tutorial")
+    assert re.search(rf"{file.name}, SHA-256 [0-9a-f]{{16}}$", tutorial.source)  # no path of this machine
     kernel = replace(tutorial, capabilities=replace(tutorial.capabilities, devices=("cpu",)))
     plan = make_plan(kernel, max_cases=5)
     assert {case.spec.num_keys % 128 for case in plan.cases} == {0}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 
 import pytest
 
+from flashcheck.adapters import BUILT_IN
 from flashcheck.loading import load
 from tests.report import edges, field
 
@@ -28,6 +30,26 @@ def test_verdicts_go_by_dtype() -> None:
     bad = [t.model_copy(update={"verdict": "fail"}) if t.dtype == dtype else t for t in c.tensors]
     rejected = c.model_copy(update={"tensors": bad, "findings": []})
     assert [field.verdict_of(rejected, d) for d in (dtype, other)] == ["rejected", "certified"]
+
+
+def test_every_failed_check_is_settled_by_a_finding() -> None:
+    found = field.certificates()
+    assert any(c.findings for _, c in found)
+    assert "not settled" not in field.failed_checks(found)
+
+
+def test_what_certificates_do_not_show_is_about_kernels_and_findings_that_exist() -> None:
+    text = field.FINDINGS.read_text(encoding="utf-8")
+    unseen = field.unseen_findings()
+    part = text[text.index("## Findings that a certificate does not show") :].split("\n## ")[0]
+    assert sum(map(len, unseen.values())) == part.count("\n| `")  # none is lost to its spelling
+    folders = {p.name for p in FOLDERS}
+    for kernel, rows in unseen.items():
+        assert kernel in BUILT_IN
+        assert {folder for folder, _ in rows} <= folders
+        shown = [line for line in field.overview(field.certificates()).splitlines() if f"`{kernel}`" in line]
+        for line, (folder, _) in itertools.product(shown, rows):
+            assert line.split(" | ")[-1].count(f"({field.LINK.format(folder)})") == 1
 
 
 FOLDERS = sorted(p for p in field.FINDINGS.parent.iterdir() if p.is_dir())
