@@ -16,7 +16,7 @@ from typing import Any
 from flashcheck import emulator
 from flashcheck.adapters import BUILT_IN
 from flashcheck.files import write_atomically
-from flashcheck.report.certificate import Certificate, TensorPart, read
+from flashcheck.report.certificate import Certificate, FindingPart, TensorPart, read
 from flashcheck.report.terminal import number
 from tests.report.edges import EDGES, RECORD
 
@@ -26,6 +26,8 @@ FINDINGS = GOLDEN / "findings" / "README.md"
 ELSEWHERE = ("kernels-flash_attention.h200.*.json",)
 """Certificates of ``golden/certificates`` that belong on the page: the bundled kernel's on a GPU."""
 LINK = "../findings/{}/"
+Settled = dict[tuple[str, str, str, str], str]
+"""(kernel, dtype, check, tensor or "") -> folder of a finding."""
 DTYPES = ("fp16", "bf16", "fp32")
 LONGEST = 160
 """Characters of a message that the page shows."""
@@ -174,9 +176,9 @@ def numbers_table(found: Sequence[tuple[Path, Certificate]]) -> str:
     return "\n".join(lines)
 
 
-def _reasons(c: Certificate, dtype: str, settled: dict[tuple[str, str, str], str]) -> str:
+def _reasons(c: Certificate, dtype: str, settled: Settled) -> str:
     """Links to the findings that the index names for the failed checks of one dtype of a run."""
-    names = [settled.get((c.kernel.name, dtype, f.check)) for f in c.findings if f.dtype == dtype]
+    names = [settled_by(c, f, settled) for f in c.findings if f.dtype == dtype]
     links = [_link(name) for name in sorted(set(filter(None, names)))]
     return f" ({', '.join(links)})" if links else ""
 
@@ -185,10 +187,19 @@ def _link(folder: str) -> str:
     return f"[{folder[:3]}]({LINK.format(folder)})"
 
 
-def settled_findings() -> dict[tuple[str, str, str], str]:
-    """(kernel, dtype, check) -> folder of the finding, from the index's table of rejections."""
-    rows = re.findall(r"^\| `(\S+)` \| (\w+) \| `(\S+)` \| \[\d+\]\((\S+)/\) \|$", FINDINGS.read_text(), re.M)
-    return {(kernel, dtype, check): folder for kernel, dtype, check, folder in rows}
+def settled_findings() -> Settled:
+    """The index's table of rejections."""
+    pattern = r"^\| `(\S+)` \| (\w+) \| `(\S+)`(?: (\w+))? \| \[\d+\]\((\S+)/\) \|$"
+    rows = re.findall(pattern, FINDINGS.read_text(encoding="utf-8"), re.M)
+    return {(kernel, dtype, check, tensor): folder for kernel, dtype, check, tensor, folder in rows}
+
+
+def settled_by(c: Certificate, finding: FindingPart, settled: Settled) -> str | None:
+    """The folder of what settles it: that of its tensor ("raised": of a call that raised) before that of the
+    whole check."""
+    key = (c.kernel.name, finding.dtype, finding.check)
+    tensor = finding.where.tensor if finding.where is not None else "raised"
+    return settled.get((*key, tensor)) or settled.get((*key, ""))
 
 
 def unseen_findings() -> dict[str, list[tuple[str, str]]]:
@@ -291,7 +302,7 @@ def failed_checks(found: Sequence[tuple[Path, Certificate]]) -> str:
     for path, c in found:
         for f in c.findings:
             said = " ".join(f.message.split("\n\n")[0].split()).replace("|", "\\|")
-            folder = settled.get((c.kernel.name, f.dtype, f.check))
+            folder = settled_by(c, f, settled)
             which = _link(folder) if folder else "not settled"
             lines.append(
                 f"| [{c.kernel.name}]({path.name}) | {f.dtype} | `{f.check}` | {which} | {_short(said)} |"
