@@ -66,7 +66,7 @@ def launch_delta(dout: Tensor, out: Tensor, dlse: Tensor | None) -> Tensor:
     def make() -> Launch:
         num_tiles = triton.cdiv(num_queries, _ROWS)
         constants = {"DV": value_dim, "BLOCK_M": _ROWS, "BLOCK_DV": padded(value_dim)}
-        return Launch(num_tiles * batch * heads, (), (num_tiles, heads, num_queries), constants)
+        return Launch(num_tiles * batch * heads, (), ((num_tiles, heads, num_queries), ()), constants)
 
     no_strides = (0, 0, 0)
     key = (out.get_device(), layout(out), layout(dout), None if dlse is None else layout(dlse))

@@ -28,15 +28,20 @@ class Launch:
 
     Args:
         grid: programs; descriptors: of the tensors that are read through them, or None where there is none;
-        middle: the arguments between those that `run` takes; constants: by name, launch options included.
+        middle: the arguments between those that `run` takes, in two parts around its ``within``;
+        constants: by name, launch options included.
     """
 
     __slots__ = ("_compiled", "_descriptors", "_grid", "_middle", "_tail", "constants")
 
     def __init__(
-        self, grid: int, descriptors: Sequence[Any], middle: Sequence[Any], constants: dict[str, Any]
+        self,
+        grid: int,
+        descriptors: Sequence[Any],
+        middle: tuple[Sequence[Any], Sequence[Any]],
+        constants: dict[str, Any],
     ) -> None:
-        self._grid, self._middle, self.constants = grid, tuple(middle), constants
+        self._grid, self._middle, self.constants = grid, middle, constants
         self._descriptors = [
             None if x is None else (type(x), {name: y for name, y in vars(x).items() if name != "base"})
             for x in descriptors
@@ -45,9 +50,17 @@ class Launch:
         self._tail: tuple[Any, ...] = ()
 
     def run(
-        self, kernel: Any, described: Sequence[Tensor], before: Sequence[Any], after: Sequence[Any] = ()
+        self,
+        kernel: Any,
+        described: Sequence[Tensor],
+        before: Sequence[Any],
+        after: Sequence[Any] = (),
+        within: Sequence[Any] = (),
     ) -> None:
-        """Launch with descriptors of ``described``, ``before``, the middle, ``after`` and the constants."""
+        """Launch with descriptors of ``described``, ``before``, the middle, ``after`` and the constants.
+
+        ``within``: tensors that stand in the midst of the middle, which itself keeps none alive.
+        """
         arguments: list[Any] = []
         for known, x in zip(self._descriptors, described, strict=True):
             if known is None:
@@ -57,7 +70,7 @@ class Launch:
             made = object.__new__(known[0])
             made.__dict__.update(known[1], base=x)
             arguments.append(made)
-        arguments += (*before, *self._middle, *after)
+        arguments += (*before, *self._middle[0], *within, *self._middle[1], *after)
         if self._compiled is not None:
             self._compiled[self._grid, 1, 1](*arguments, *self._tail)
             return

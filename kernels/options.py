@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from kernels.interpreter import interpreted
+from kernels.launched import layout
 from kernels.score_path import STORAGE, ScorePath
 
 CAUSAL = (None, "top_left", "bottom_right")
@@ -128,10 +129,11 @@ def check_gradients(
 
 
 _parsed: dict[tuple[Any, ...], Options] = {}
-_MOST_PARSED = 1024
-_OTHERS = frozenset(
-    {"mask", "bias", "alibi_slopes", "softcap", "sink", "key_lengths", "cu_seqlens_q", "cu_seqlens_k"}
-)
+_parsed_packed: Any = WeakTensorKeyDictionary()
+"""By cu_seqlens_q: dicts of (cu_seqlens_k, options without the two, which would keep the key alive)."""
+_MOST_PARSED, _MOST_PARSED_PACKED = 1024, 32
+_ENDS = ("cu_seqlens_q", "cu_seqlens_k")
+_OTHERS = frozenset({"mask", "bias", "alibi_slopes", "softcap", "sink", "key_lengths", *_ENDS})
 
 
 def parse_options(
@@ -146,12 +148,15 @@ def parse_options(
     """Options of a call on checked tensors; ValueError names an illegal argument and what is legal.
 
     Takes those of `kernels.interface.flash_attention`. The same object for calls that are alike and have no
-    further options: these are parsed once.
+    further options: these are parsed once. So are packed calls, a version of their tensors of ends.
     """
-    plain = _OTHERS.issuperset(others) and all(x is None for x in others.values())
+    plain = _OTHERS.issuperset(others) and all(x is None for name, x in others.items() if name not in _ENDS)
     # A scale of -0.0 is not one of 0.0, though they are equal.
     if not plain or scale == 0 or not isinstance(window, tuple | None):
         return _parse(q, k, scale=scale, causal=causal, window=window, **others)
+    ends_q, ends_k = others.get("cu_seqlens_q"), others.get("cu_seqlens_k")
+    if ends_q is not None or ends_k is not None:
+        return _parse_packed(q, k, scale, causal, window, ends_q, ends_k)
     key = (q.shape, k.shape, scale, causal, window)
     found = _parsed.get(key)
     if found is None:
@@ -160,6 +165,41 @@ def parse_options(
             _parsed.clear()
         _parsed[key] = found
     return found
+
+
+def _parse_packed(
+    q: Tensor,
+    k: Tensor,
+    scale: float | None,
+    causal: str | None,
+    window: tuple[int | None, int | None] | None,
+    ends_q: Tensor | None,
+    ends_k: Tensor | None,
+) -> Options:
+    def parsed() -> Options:
+        return _parse(
+            q, k, scale=scale, causal=causal, window=window, cu_seqlens_q=ends_q, cu_seqlens_k=ends_k
+        )
+
+    if ends_q is None or ends_k is None or not (_has_versions(ends_q) and _has_versions(ends_k)):
+        return parsed()
+    versions = ends_q._version, ends_k._version
+    key = (q.shape, k.shape, q.device, scale, causal, window, layout(ends_q), layout(ends_k), *versions)
+    known: dict[Any, tuple[Any, Options]] = _parsed_packed.setdefault(ends_q, {})
+    before = known.get(key)
+    if before is None or before[0]() is not ends_k:
+        if len(known) >= _MOST_PARSED_PACKED:
+            known.clear()
+        before = known[key] = TensorWeakRef(ends_k), replace(parsed(), cu_q=None, cu_k=None)
+    found = replace(before[1], cu_q=ends_q, cu_k=ends_k)
+    object.__setattr__(found, "launches", before[1].launches)
+    return found
+
+
+def _has_versions(ends: Tensor) -> bool:
+    """Whether torch tells that the tensor was written, and the kernels read it as it lies."""
+    on_device = isinstance(ends, Tensor) and not _on_host(ends)
+    return on_device and not ends.is_inference() and ends.is_contiguous()
 
 
 def _parse(

@@ -48,10 +48,14 @@ def _short_names(certificates: Named) -> list[str]:
 
 
 def side_by_side(certificates: Named) -> list[dict[str, Any]]:
-    """A row per dtype and tensor that any of them judged: dtype, tensor, cells (text, css)."""
-    keys = dict.fromkeys((t.dtype, t.tensor) for _, c in certificates for t in c.tensors)
+    """A row per dtype and tensor that any of them judged: dtype, tensor, cells (text, css).
+
+    Dtype by dtype, the forward's tensors first.
+    """
+    judged = dict.fromkeys((t.dtype, t.tensor) for _, c in certificates for t in c.tensors)
+    dtypes = list(dict.fromkeys(dtype for dtype, _ in judged))
     rows = []
-    for dtype, tensor in keys:
+    for dtype, tensor in sorted(judged, key=lambda key: (dtypes.index(key[0]), key[1].startswith("d"))):
         cells = []
         for _, c in certificates:
             t = next((t for t in c.tensors if (t.dtype, t.tensor) == (dtype, tensor)), None)

@@ -37,6 +37,7 @@ def launch_nothing(seen: list[tuple[Any, ...]] | None = None) -> None:
     for module in (tuning, calls):
         setattr(module, "architecture", cache(lambda _device: "sm90"))  # noqa: B010
     setattr(options, "interpreted", lambda: True)  # noqa: B010 - which lets CPU tensors pass
+    setattr(options, "_on_host", lambda _x: False)  # noqa: B010
 
     def run(*arguments: Any) -> None:
         # As Triton's own launcher, which takes descriptors apart.
@@ -58,18 +59,27 @@ def launch_nothing(seen: list[tuple[Any, ...]] | None = None) -> None:
 
 
 def calls_of(length: int, head_dim: int) -> dict[str, Callable[[], Any]]:
-    """What is timed, by name: causal calls of 2 heads."""
+    """What is timed, by name: causal calls of 2 heads, and the same with two packed segments."""
     generator = torch.Generator().manual_seed(0)
     shape = (1, 2, length, head_dim)
     q, k, v, dout = (torch.randn(shape, generator=generator).bfloat16() for _ in range(4))
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    run = partial(flash_attention, causal="top_left")
-    out, lse = forward(q, k, v, causal="top_left")
-    return {
-        "forward": lambda: run(q, k, v),
-        "backward": lambda: backward(dout, q, k, v, out, lse, causal="top_left"),
-        "both, through autograd": lambda: torch.autograd.grad(run(*leaves), leaves, dout),
-    }
+    ends = torch.tensor([0, length // 2, length], dtype=torch.int32)
+    found: dict[str, Callable[[], Any]] = {}
+    for packed, packing in (("", {}), (", packed", {"cu_seqlens_q": ends, "cu_seqlens_k": ends})):
+        given: dict[str, Any] = {"causal": "top_left", **packing}
+        run = partial(flash_attention, **given)
+        out, lse = forward(q, k, v, **given)
+        found |= {
+            f"forward{packed}": partial(run, q, k, v),
+            f"backward{packed}": partial(backward, dout, q, k, v, out, lse, **given),
+            f"both, through autograd{packed}": partial(_both, run, leaves, dout),
+        }
+    return found
+
+
+def _both(run: Callable[..., Any], leaves: list[torch.Tensor], dout: torch.Tensor) -> Any:
+    return torch.autograd.grad(run(*leaves), leaves, dout)
 
 
 def microseconds(run: Callable[[], Any]) -> float:

@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.gradients import probabilities, score_gradient
 from kernels.hopper.calls import part_descriptors, section_heads
 from kernels.hopper.halves import add_product, load_parts, product_of_rows, store_rows, zero_parts
-from kernels.hopper.launch import band_constants, tiles_of, work_arguments
+from kernels.hopper.launch import band_constants, ends, tiles_of, work_arguments
 from kernels.hopper.order import work_item
 from kernels.hopper.packed import masked_rows, part_of_rows, placed
 from kernels.launch import device_of
@@ -260,4 +260,5 @@ def _launch(
     after = (q if packed else None, q.stride(), dout if packed else None, dout.stride())
     with device_of(q):
         launch = remembered(options.launches, key, make)
-        launch.run(_hopper_dkdv_kernel, (q, q, k, k, v, v, dout, dout), before, after)
+        described = (q, q, k, k, v, v, dout, dout)
+        launch.run(_hopper_dkdv_kernel, described, before, after, ends(options))

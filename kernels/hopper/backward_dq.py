@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.gradients import probabilities, score_gradient
 from kernels.hopper.calls import part_descriptors, section_heads
 from kernels.hopper.halves import add_product, load_parts, product_of_rows, store_rows, zero_parts
-from kernels.hopper.launch import band_constants, tiles_of, work_arguments
+from kernels.hopper.launch import band_constants, ends, tiles_of, work_arguments
 from kernels.hopper.order import work_item
 from kernels.hopper.packed import masked_rows, part_of_rows, placed
 from kernels.launch import device_of
@@ -181,6 +181,6 @@ def launch_hopper_dq(
     after = (k if options.cu_q is not None else None, k.stride())
     with device_of(q):
         remembered(options.launches, key, make).run(
-            _hopper_dq_kernel, (q, q, k, k, v, v, dout, dout), before, after
+            _hopper_dq_kernel, (q, q, k, k, v, v, dout, dout), before, after, ends(options)
         )
     return dq

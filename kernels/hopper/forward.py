@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.hopper.calls import columns_descriptor, descriptor, section_heads
-from kernels.hopper.launch import band_constants, tiles_of, work_arguments
+from kernels.hopper.launch import band_constants, ends, tiles_of, work_arguments
 from kernels.hopper.order import work_item
 from kernels.hopper.packed import masked_rows, part_of_rows, placed
 from kernels.hopper.pipelined import launch_hopper_pipelined, pipelined_possible
@@ -241,5 +241,5 @@ def launch_hopper_products(
     after = (None if packed is None else v, v.stride(), *with_strides(*factors))
     with device_of(q):
         launch = remembered(options.launches, key, make)
-        launch.run(_hopper_forward_kernel, (q, k, v), (out, out.stride(), lse), after)
+        launch.run(_hopper_forward_kernel, (q, k, v), (out, out.stride(), lse), after, ends(options))
     return out, lse

@@ -20,9 +20,9 @@ def tiles_of(x: Tensor, block: int, options: Options) -> int:
 
 def work_arguments(
     num_tiles: int, of: Tensor, section: int, q: Tensor, k: Tensor, options: Options
-) -> tuple[Any, ...]:
-    """Arguments n_tiles .. n_segments, in their order; ``of``: q or k, whose heads and tiles are the work."""
-    return (
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Arguments n_tiles .. right and, behind `ends`, n_segments; ``of``: q or k, whose tiles are the work."""
+    numbers = (
         num_tiles,
         of.shape[0] * of.shape[1],
         section,
@@ -33,10 +33,13 @@ def work_arguments(
         options.sigma,
         options.left or 0,
         options.right or 0,
-        options.cu_q,
-        options.cu_k,
-        options.segments,
     )
+    return numbers, (options.segments,)
+
+
+def ends(options: Options) -> tuple[Tensor | None, Tensor | None]:
+    """Arguments p_cu_q and p_cu_k."""
+    return options.cu_q, options.cu_k
 
 
 def band_constants(tile: Tile, q: Tensor, options: Options) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.hopper.calls import section_heads
-from kernels.hopper.launch import tiles_of
+from kernels.hopper.launch import ends, tiles_of
 from kernels.launch import device_of
 from kernels.launched import Launch, layout, remembered
 from kernels.operands import Operands
@@ -596,19 +596,19 @@ def launch_hopper_pipelined(
                 *second,
             ),
             (
-                work,
-                num_tiles,
-                batch * heads,
-                side_by_side,
-                heads,
-                group,
-                num_queries,
-                k.shape[2],
-                options.sigma,
-                options.right or 0,
-                options.cu_q,
-                options.cu_k,
-                options.segments,
+                (
+                    work,
+                    num_tiles,
+                    batch * heads,
+                    side_by_side,
+                    heads,
+                    group,
+                    num_queries,
+                    k.shape[2],
+                    options.sigma,
+                    options.right or 0,
+                ),
+                (options.segments,),
             ),
             {
                 "D": head_dim,
@@ -635,5 +635,6 @@ def launch_hopper_pipelined(
     with device_of(q):
         launch = remembered(options.launches, ("pipelined", *how, q.get_device(), *layouts), make)
         described = (q, k, v, q, k, v)
-        launch.run(_hopper_pipelined_kernel, described, (out, *out.stride()[:3], lse, *factors))
+        before = (out, *out.stride()[:3], lse, *factors)
+        launch.run(_hopper_pipelined_kernel, described, before, (), ends(options))
     return out, lse

@@ -4,6 +4,7 @@
     python -m tests.device.merge honest FOLDER/honest/*.json --out honest.json
     python -m tests.device.merge mutants FOLDER/mutants/*.json --out mutants.json
     python -m tests.device.merge audit FOLDER/audit/*.json --out audit.json
+    python -m tests.device.merge fuzz FOLDER/fuzz/*.json --out fuzz.json
 
 Soundness runs are added up by ``tests.bounds.summary``, edges by ``tests.report.edges --merge``.
 """
@@ -119,7 +120,23 @@ def audit(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return whole
 
 
-KINDS = {"honest": honest, "mutants": mutants, "audit": audit}
+def fuzz(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Campaigns of one machine, by kernel, as golden/fuzz.json holds them: of a finding what it is about, and
+    ``is`` for a person to fill in."""
+    rows = sorted((row for run in runs for row in run["campaigns"]), key=lambda row: str(row["kernel"]))
+    told = [{**row, "findings": [_told(one) for one in row["findings"]]} for row in rows]
+    return {"what": "campaign", "machine": runs[0]["machine"], "campaigns": told}
+
+
+def _told(found: dict[str, Any]) -> dict[str, Any]:
+    failure = found["failure"]
+    about = {name: failure[name] for name in ("check", "tensor", "message", "where") if failure[name]}
+    problems = {"shrunk": found["case"]["spec"], "first": found["first"]["spec"]}
+    counts = {name: found[name] for name in ("cases", "after_cases", "after_seconds", "reproduces")}
+    return {"id": found["id"], **about, **problems, **counts, "is": "not settled"}
+
+
+KINDS = {"fuzz": fuzz, "honest": honest, "mutants": mutants, "audit": audit}
 
 
 def main() -> None:

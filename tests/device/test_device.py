@@ -11,6 +11,7 @@ import sys
 import tarfile
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,11 @@ import typer
 
 from flashcheck import cli
 from flashcheck.fuzz import measure
+from flashcheck.fuzz.case import FuzzCase
+from flashcheck.fuzz.groups import Failure, Group
+from flashcheck.fuzz.store import Finding
 from flashcheck.fuzz.time_to_failure import summary_of
+from flashcheck.inputs.spec import ProblemSpec
 from flashcheck.loading import load
 from flashcheck.mutants import MUTANTS
 from flashcheck.report.certificate import read
@@ -237,6 +242,27 @@ def test_shards_of_faults_add_up() -> None:
     assert whole["summary"]["median_cpu_seconds"] == 5.0
     with pytest.raises(SystemExit, match="twice"):
         merge.mutants([shards[0], shards[0]])
+
+
+def test_campaigns_are_told_by_kernel() -> None:
+    spec = ProblemSpec(dtype="bf16", num_queries=3, num_keys=1, window=(0, None), seed=7)
+    failure = Failure("forward.bound", "LSE", "LSE is outside its proved bound", where="LSE[0,0,0]: got inf")
+    cases = [FuzzCase(one, ("forward.bound",)) for one in (spec, replace(spec, num_queries=80))]
+    found = Finding("b", "cuda", Group("forward.bound", ("A",)), failure, *cases, 2, 30, 4.5, (3, 3))
+    rows = [{"kernel": name, "findings": [found.to_json()] * (name == "b")} for name in "cab"]
+    runs = [{"machine": {"device": "x"}, "campaigns": [json.loads(json.dumps(row))]} for row in rows]
+    whole = merge.fuzz(runs)
+    assert [(row["kernel"], len(row["findings"])) for row in whole["campaigns"]] == [
+        ("a", 0),
+        ("b", 1),
+        ("c", 0),
+    ]
+    (told,) = whole["campaigns"][1]["findings"]
+    shrunk = {"dtype": "bf16", "num_queries": 3, "num_keys": 1, "window": [0, None], "seed": 7}
+    assert told["shrunk"] == shrunk
+    assert told["first"] == shrunk | {"num_queries": 80}
+    assert (told["check"], told["tensor"], told["reproduces"]) == ("forward.bound", "LSE", [3, 3])
+    assert told["is"] == "not settled"
 
 
 def test_shards_of_the_audit_add_up() -> None:

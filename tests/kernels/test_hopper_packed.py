@@ -1,5 +1,6 @@
 """Packed segments in the Hopper kernels: bits of the portable ones, and neighbours that hold NaN."""
 
+import gc
 import itertools
 import math
 
@@ -151,3 +152,38 @@ def test_heads_side_by_side_as_in_a_batch():
     assert calls.section_heads(k, 4096, 1, 64) == calls.section_heads(k[:, :, :4096], 4096, 1, 64) == 16
     assert calls.section_heads(k, 16384, 1, 64) == 4
     assert calls.section_heads(k, 0, 1, 64) == 64
+
+
+def test_packed_calls_are_parsed_once_a_version(device, monkeypatch):
+    """Alike in all that torch knows: what launches remember is shared; and nothing outlives the ends."""
+    monkeypatch.setattr(options_module, "_on_host", lambda _: False)
+    q, k, *_ = packed_inputs(([3, 2], [4, 1]), device)
+
+    def parsed(ends_q, ends_k, **options):
+        return parse_options(q, k, cu_seqlens_q=ends_q, cu_seqlens_k=ends_k, **options)
+
+    before = len(options_module._parsed_packed)
+    one, other = ends([3, 2], device), ends([4, 1], device)
+    first = parsed(one, other)
+    again = parsed(one, other)
+    assert again == first
+    assert again.launches is first.launches
+    assert again.cu_q is one
+    assert again.cu_k is other
+    twin = ends([3, 2], device)
+    for different in (
+        parsed(one, other, causal="top_left"),
+        parsed(one, other, scale=0.5),
+        parsed(twin, other),
+        parsed(one, ends([4, 1], device)),
+        parsed(one.long(), other.long()),
+    ):
+        assert different.launches is not first.launches
+    one[1] = 5
+    assert parsed(one, other).longest_q == 5
+    one[1] = 6
+    with pytest.raises(ValueError, match="cu_seqlens_q"):
+        parsed(one, other)
+    del one, first, again, different, twin
+    gc.collect()
+    assert len(options_module._parsed_packed) == before

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 
 import pytest
 
+from flashcheck.adapters import BUILT_IN
 from flashcheck.loading import load
 from tests.report import edges, field
 
@@ -28,6 +30,56 @@ def test_verdicts_go_by_dtype() -> None:
     bad = [t.model_copy(update={"verdict": "fail"}) if t.dtype == dtype else t for t in c.tensors]
     rejected = c.model_copy(update={"tensors": bad, "findings": []})
     assert [field.verdict_of(rejected, d) for d in (dtype, other)] == ["rejected", "certified"]
+
+
+OPEN = {
+    ("flash_attn.4", "bf16", "forward.bound"),
+    ("flash_attn.4", "bf16", "backward.bound"),
+    ("flash_attn.4", "bf16", "backward.algorithm"),
+    ("jax.cuda.xla", "fp16", "forward.bound"),
+}
+"""Failed checks whose finding is still to be written."""
+
+
+def test_every_failed_check_is_settled_by_a_finding() -> None:
+    settled = field.settled_findings()
+    failed = [(c, f) for _, c in field.certificates() for f in c.findings]
+    assert failed
+    unsettled = {
+        (c.kernel.name, f.dtype, f.check) for c, f in failed if field.settled_by(c, f, settled) is None
+    }
+    assert unsettled <= OPEN
+
+
+def test_a_check_that_failed_for_two_reasons_has_two_findings() -> None:
+    c, finding = next((c, f) for _, c in field.certificates() for f in c.findings if f.where is not None)
+    assert finding.where is not None
+    key = (c.kernel.name, finding.dtype, finding.check)
+    raised = finding.model_copy(update={"where": None})
+    settled = {
+        (*key, ""): "001-any",
+        (*key, finding.where.tensor): "002-tensor",
+        (*key, "raised"): "003-raised",
+    }
+    assert field.settled_by(c, finding, settled) == "002-tensor"
+    assert field.settled_by(c, raised, settled) == "003-raised"
+    del settled[(*key, "raised")]
+    assert field.settled_by(c, raised, settled) == "001-any"
+    assert field.settled_by(c, raised, {(*key, finding.where.tensor): "002-tensor"}) is None
+
+
+def test_what_certificates_do_not_show_is_about_kernels_and_findings_that_exist() -> None:
+    text = field.FINDINGS.read_text(encoding="utf-8")
+    unseen = field.unseen_findings()
+    part = text[text.index("## Findings that a certificate does not show") :].split("\n## ")[0]
+    assert sum(map(len, unseen.values())) == part.count("\n| `")  # none is lost to its spelling
+    folders = {p.name for p in FOLDERS}
+    for kernel, rows in unseen.items():
+        assert kernel in BUILT_IN
+        assert {folder for folder, _ in rows} <= folders
+        shown = [line for line in field.overview(field.certificates()).splitlines() if f"`{kernel}`" in line]
+        for line, (folder, _) in itertools.product(shown, rows):
+            assert line.split(" | ")[-1].count(f"({field.LINK.format(folder)})") == 1
 
 
 FOLDERS = sorted(p for p in field.FINDINGS.parent.iterdir() if p.is_dir())

@@ -20,7 +20,7 @@ from flashcheck.errors import ArgumentError
 from flashcheck.report.badge import badge_json, badge_svg
 from flashcheck.report.certificate import Certificate, write
 from flashcheck.report.heat import colour, png
-from flashcheck.report.html import html_report
+from flashcheck.report.html import html_report, side_by_side
 from flashcheck.report.markdown import markdown_report
 from flashcheck.report.repro import again_command, again_python
 from flashcheck.report.svg import Axis, spread
@@ -105,6 +105,24 @@ def test_what_was_not_judged_is_in_plain_sight(honest: Certificate) -> None:
     assert text.count("NOT JUDGED") == 1 + len(honest.coverage.required)
     markdown = markdown_report([("a.json", c)])
     assert "bf16: not judged: grouped heads" in markdown
+
+
+def test_rows_side_by_side_go_by_dtype_and_direction(honest: Certificate) -> None:
+    """Whatever the certificates hold first: one without an LSE before one with it."""
+    part = honest.tensors[0]
+
+    def with_(*judged: tuple[str, str]) -> Certificate:
+        tensors = [part.model_copy(update={"dtype": dtype, "tensor": tensor}) for dtype, tensor in judged]
+        return honest.model_copy(update={"tensors": tensors})
+
+    first = with_(("fp16", "O"), ("fp16", "dQ"), ("bf16", "O"))
+    second = with_(("bf16", "LSE"), ("fp16", "LSE"), ("fp32", "O"), ("fp16", "dBias"))
+    rows = side_by_side([("a.json", first), ("b.json", second)])
+    assert [(row["dtype"], row["tensor"]) for row in rows] == [
+        *(("fp16", "O"), ("fp16", "LSE"), ("fp16", "dQ"), ("fp16", "dBias")),
+        *(("bf16", "O"), ("bf16", "LSE"), ("fp32", "O")),
+    ]
+    assert [cell["text"] == "not judged" for cell in rows[1]["cells"]] == [True, False]
 
 
 def test_hostile_text_stays_text(rejected: Certificate) -> None:
