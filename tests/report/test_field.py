@@ -32,15 +32,6 @@ def test_verdicts_go_by_dtype() -> None:
     assert [field.verdict_of(rejected, d) for d in (dtype, other)] == ["rejected", "certified"]
 
 
-OPEN = {
-    ("flash_attn.4", "bf16", "forward.bound"),
-    ("flash_attn.4", "bf16", "backward.bound"),
-    ("flash_attn.4", "bf16", "backward.algorithm"),
-    ("jax.cuda.xla", "fp16", "forward.bound"),
-}
-"""Failed checks whose finding is still to be written."""
-
-
 def test_every_failed_check_is_settled_by_a_finding() -> None:
     settled = field.settled_findings()
     failed = [(c, f) for _, c in field.certificates() for f in c.findings]
@@ -48,7 +39,7 @@ def test_every_failed_check_is_settled_by_a_finding() -> None:
     unsettled = {
         (c.kernel.name, f.dtype, f.check) for c, f in failed if field.settled_by(c, f, settled) is None
     }
-    assert unsettled <= OPEN
+    assert not unsettled
 
 
 def test_a_check_that_failed_for_two_reasons_has_two_findings() -> None:
