@@ -67,15 +67,12 @@ def backward_bound(
     ds_limit = pairs.ds_limits.with_rounding(ds_format)
     if arithmetic.scaled_grad_score_format is not None:
         ds_limit = None
-    p_weights = Weights(pairs.p, pairs.p_error + pairs.p_rounding, p_limit)
-    ds_weights = Weights(pairs.ds_size, pairs.ds_error + pairs.ds_rounding, ds_limit)
+    p_weights = Weights(pairs.p, pairs.p_slack, p_limit)
+    ds_weights = Weights(pairs.ds_size, pairs.ds_slack, ds_limit)
     weights = {"dq": ds_weights, "dk": ds_weights, "dv": p_weights}
     fmt = arithmetic.output_format
     values = {name: getattr(exact, name) for name in sums}
-    errors = {
-        name: total.error(values[name], weights[name].size, weights[name].slack)
-        for name, total in sums.items()
-    }
+    errors = {name: total.error(values[name], weights[name]) for name, total in sums.items()}
     overflow = _overflow(sums, weights, pairs, arithmetic)
     intervals = _intervals(lambda x, error, past: _interval(x, error, fmt, past), overflow, values, errors)
 
@@ -98,7 +95,9 @@ def backward_bound(
 
     @cache
     def centres() -> dict[str, Interval]:
-        slack = {name: centred.gradient_error(sums[name], stored(), x) for name, x in of_stored().items()}
+        ds, p = (Weights(*operand) for operand in stored().magnitudes)
+        operands = {"dq": ds, "dk": ds, "dv": p}
+        slack = {name: sums[name].error(x, operands[name]) for name, x in of_stored().items()}
         return _intervals(
             lambda x, error, value, past: centred.gradient_interval(x, error, value, fmt, past),
             overflow,

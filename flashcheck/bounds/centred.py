@@ -127,6 +127,11 @@ class PredictedPairs:
     ds_size: Tensor
     ds_slack: Tensor
 
+    @property
+    def magnitudes(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Magnitude and slack of dS, and of P."""
+        return (self.ds_size, self.ds_slack), (self.p, self.p_slack)
+
 
 def predicted_pairs(pairs: PairErrors, arithmetic: Arithmetic, scale: float) -> PredictedPairs:
     """The stored operands of a backward's products, dS in units without the ``scale``."""
@@ -167,12 +172,6 @@ def gradient_centre(total: GradientSum, stored: PredictedPairs) -> Tensor:
     """dq, dk or dv of the stored operands; no tiling is needed, since P is recomputed from the stored LSE."""
     operand = stored.p if total.name == "dv" else stored.ds
     return total.apply(operand, total.other).mul_(total.factor)
-
-
-def gradient_error(total: GradientSum, stored: PredictedPairs, centre: Tensor) -> Tensor:
-    """How far what is computed may lie from that."""
-    size, slack = (stored.p, stored.p_slack) if total.name == "dv" else (stored.ds_size, stored.ds_slack)
-    return total.error(centre, size, slack)
 
 
 def gradient_interval(

@@ -4,7 +4,7 @@ of summing them: THEORY.md section 4.3. Tiers A and C differ in what they put in
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -53,6 +53,7 @@ class Weights:
     size: Tensor
     slack: Tensor
     limit: float | None = None
+    _charged: list[tuple[Tensor, float]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @cached_property
     def largest(self) -> float:
@@ -60,6 +61,16 @@ class Weights:
         if self.limit is not None:
             return self.limit
         return float(self.size.amax() + self.slack.amax()) if self.size.numel() else 0.0
+
+    def charged(self, share: float) -> Tensor:
+        """slack + share * size; valid until the next call. dQ and dK ask with shares of their own."""
+        if not self._charged:
+            self._charged[:] = [(torch.add(self.slack, self.size, alpha=share), share)]
+        made, before = self._charged[0]
+        if before != share:
+            made.add_(self.size, alpha=share - before)
+            self._charged[:] = [(made, share)]
+        return made
 
 
 @dataclass(frozen=True)
@@ -130,14 +141,14 @@ class GradientSum:
             weights, other = by_kv_head(self.problem, weights), by_kv_head(self.problem, other)
         return weights.mT @ other
 
-    def error(self, exact: Tensor, size: Tensor, slack: Tensor) -> Tensor:
+    def error(self, exact: Tensor, weights: Weights) -> Tensor:
         """Terms [G1] to [G5]: error of the sum before it is stored; shape of the gradient.
 
         Args:
             exact: the sum itself (the gradient, or tier C's centre).
-            size: |operand| (B, H, Nq, Nk): |dS| or P; slack: what the computed operand may differ by.
+            weights: |operand| (B, H, Nq, Nk): |dS| or P; and what the computed operand may differ by.
         """
-        a, factor = self.arithmetic, abs(self.factor)
+        a, factor, size, slack = self.arithmetic, abs(self.factor), weights.size, weights.slack
         block = self.arithmetic.block_keys if self.over_keys else self.arithmetic.block_queries
         runs = 1 if self.over_keys else self.problem.group
         gamma = self.unit.gamma(self.terms, block or SMALLEST_TILE, runs)
@@ -146,7 +157,7 @@ class GradientSum:
             on_both += 3 * UNIT  # the products take q and k times sqrt(scale), rounded
         if self.name == "dv" and not is_power_of_two(a.probability_scale):
             on_both += 3 * UNIT
-        charged = torch.add(slack, size, alpha=on_both / (1 + on_both))  # [G1], [G2]
+        charged = weights.charged(on_both / (1 + on_both))  # [G1], [G2]
         error = self.apply(charged, self.size).mul_((1 + on_both) * factor * (1 + 2 * UNIT))
         subnormal = self._subnormal(size, slack)
         if isinstance(subnormal, Tensor):

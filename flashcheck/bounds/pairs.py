@@ -56,8 +56,8 @@ class PairErrors:
 
     Attributes:
         argument: |s - L|, 0 for s where hidden.
-        p: exact exp(s - L); p_error: of the fp32 value; p_rounding: of putting it into its format.
-        ds: exact dS (softcap's derivative included), ds_size: |dS|; ds_error and ds_rounding likewise.
+        p: exact exp(s - L); p_error: of the fp32 value; p_slack: of the stored one, rounded into its format.
+        ds: exact dS (softcap's derivative included), ds_size: |dS|; ds_error and ds_slack likewise.
             ds_given_p: ds_error without the rounding of P, where dS takes a rounded P.
         ds_plain, ds_plain_error: dS before softcap's derivative: the gradient of the bias.
         delta_error: (B, H, Nq, 1) error of rowsum(dO * O) - dLSE.
@@ -73,12 +73,12 @@ class PairErrors:
     argument: Tensor
     p: Tensor
     p_error: Tensor
-    p_rounding: Tensor
+    p_slack: Tensor
     ds: Tensor
     ds_size: Tensor
     ds_error: Tensor
     ds_given_p: Tensor
-    ds_rounding: Tensor
+    ds_slack: Tensor
     ds_plain: Tensor
     ds_plain_error: Tensor
     delta_error: Tensor
@@ -278,12 +278,12 @@ def pair_errors(
         argument,
         p,
         p_error,
-        p_rounding,
+        p_rounding.add_(p_error),
         ds,
         ds_size,
         ds_error,
         given_p,
-        ds_rounding,
+        ds_rounding.add_(ds_error),
         ds_plain,
         plain_error,
         delta_error,

@@ -60,7 +60,7 @@ def forward_variance(
     rounded_sum = arithmetic.row_sum == "rounded"
     unit = machine.accumulator(arithmetic.product_format or arithmetic.probability_format)
     ends, bridge = accumulation_weights(unit, num_keys)
-    effect, absolute = scores, p_square * bridge
+    effect, absolute = scores, p_square.mul_(bridge)
     if rounding is not None and rounded_sum:
         effect = scores + rounding
     elif rounding is not None:
@@ -208,13 +208,11 @@ def _rounding_in_tiles(weights: WeightErrors) -> tuple[Tensor, Tensor]:
     running = weights.tiling.running_max
     assert running is not None
     shift = weights.stored_in_tiles - weight
-    # A representable operand (P = 1 at the maximum) rounds to itself, unless fp32 errors move it.
-    exact = (shift == 0).double()
-    size = weights.tiling.per_key(running.abs()) + rows.gap
-    # Half an ulp is more than u / 2 of the weight: the smaller of both only where scores are huge.
-    fine = not size.numel() or float(size.amax()) * ROUNDING_RMS * UNIT < fmt.unit_roundoff / 2
-    moved = size.mul_(ROUNDING_RMS * UNIT).mul_(weight)
-    if not fine:
-        torch.minimum(moved, half_ulp(weight * factor, fmt).div_(factor), out=moved)
-    variance = moved.mul_(exact).mul_(share).square_()
+    # A representable operand (P = 1 at the maximum) rounds to itself, unless fp32 errors move it: few do.
+    exact = (shift == 0).logical_and_(weight > 0)
+    size = weights.tiling.per_key(running.abs()).expand_as(weight)[exact] + rows.gap[exact]
+    some = weight[exact]
+    moved = torch.minimum(some * (ROUNDING_RMS * UNIT) * size, half_ulp(some * factor, fmt).div_(factor))
+    variance = torch.zeros_like(weight)
+    variance[exact] = moved.mul_(share.expand_as(weight)[exact]).square_()
     return shift.mul_(share), variance

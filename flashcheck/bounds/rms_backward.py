@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -17,7 +18,6 @@ from flashcheck.bounds.accumulation import (
 from flashcheck.bounds.gradient_sums import GradientSum, dout_of, sum_group
 from flashcheck.bounds.numbers import LARGEST_LINEAR, UNIT
 from flashcheck.bounds.pairs import Given, PairErrors
-from flashcheck.bounds.products import weighted
 from flashcheck.bounds.score_noise import ScoreNoise, softcap_slope
 from flashcheck.bounds.truncation import DotProducts
 from flashcheck.formats import Format, half_ulp, round_nearest
@@ -65,8 +65,11 @@ def backward_variance(
         slope, tanh = softcap_slope(problem, forward), torch.tanh(forward.products / problem.softcap)
         ds_variance.mul_(slope.square().add_(_slope_variance(tanh, machine)))
         drift = None if drift is None else drift.mul_(slope)
-    ds_variance.addcmul_(ds_square, log_p + UNIT**2 / 3)
+    ds_variance.addcmul_(ds_square, log_p)
+    own = UNIT**2 / 3  # of dS, relative
     if problem.softcap is not None:
+        ds_variance.add_(ds_square, alpha=own)
+        own = 0.0
         ds_variance.add_(_tanh_twice(problem.softcap, tanh, pairs, slope, machine)).clamp_(min=0.0)
     p_variance = log_p.mul_(p_square)
     # Truncated scores move P, and dS with it, in one direction.
@@ -82,11 +85,16 @@ def backward_variance(
     p_drift = None if lean is None else lean * p
     kept = arithmetic.grad_accumulator_format
     result: dict[str, Tensor] = {}
+    added = {"dv": 0.0, "ds": -own}  # shares of the squares that the variances hold already
     for name, total in sums.items():
+        operand = "dv" if name == "dv" else "ds"
         variance, square = (p_variance, p_square) if name == "dv" else (ds_variance, ds_square)
         ends, bridge = accumulation_weights(total.unit, total.terms)
         gradient = getattr(exact, name)
-        found = total.apply(torch.add(variance, square, alpha=bridge), total.square)
+        if bridge != added[operand]:
+            variance.add_(square, alpha=bridge - added[operand])
+            added[operand] = bridge
+        found = total.apply(variance, total.square)
         found.mul_(total.factor**2).addcmul_(gradient, gradient, value=ends)
         rounded, biased = (p_rounded, p_drift) if name == "dv" else (ds_rounded, drift)
         shift = stored[name] - gradient if rounded else None
@@ -147,9 +155,11 @@ def grad_products(
     """dO V^T of the stored values, without the descale of V."""
     fmt = arithmetic.product_format or arithmetic.input_format
     dout, values = dout_of(problem), problem.v.double().mT
-    total = exact.grad_probabilities.nan_to_num(0.0, 0.0, 0.0) / problem.v_descale
-    squares = weighted(problem, dout.square(), values.square())
-    return DotProducts(problem, machine.accumulator(fmt), dout, values, total, squares)
+    total = exact.grad_probabilities
+    if not math.isfinite(float(total.sum())):
+        total = total.nan_to_num(0.0, 0.0, 0.0)
+    total = total if problem.v_descale == 1.0 else total / problem.v_descale
+    return DotProducts(problem, machine.accumulator(fmt), dout, values, total)
 
 
 def _tanh_twice(cap: float, tanh: Tensor, pairs: PairErrors, slope: Tensor, machine: Machine) -> Tensor:

@@ -84,8 +84,7 @@ def _dot(problem: Problem, exact: ForwardQuantities, arithmetic: Arithmetic, mac
     fmt, scale = arithmetic.product_format or arithmetic.input_format, problem.effective_scale
     q, k = problem.q.double(), problem.k.double().mT
     total = exact.products / scale if scale else weighted(problem, q, k)
-    squares = weighted(problem, q.square(), k.square())
-    return DotProducts(problem, machine.accumulator(fmt), q, k, total, squares)
+    return DotProducts(problem, machine.accumulator(fmt), q, k, total)
 
 
 def softcap_slope(problem: Problem, exact: ForwardQuantities) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +41,15 @@ class Tiling:
         each = x[..., :tiles, None].expand(*x.shape[:-1], tiles, block)
         keys = each.reshape(*x.shape[:-1], tiles * block)[..., :num_keys]
         return keys if x.shape[-1] == tiles else torch.cat([keys, x[..., tiles:]], -1)
+
+    def with_keys(self, function: Callable[[Tensor, Tensor], Tensor], keys: Tensor, x: Tensor) -> Tensor:
+        """Elementwise ``function`` of ``keys`` (B, H, Nq, n) and of ``x`` per key; copies ragged tiles."""
+        if self.sizes is not None and x.shape[-1] > 1:
+            block, tiles = self.sizes[0], x.shape[-1]
+            if keys.shape[-1] == tiles * block == self.sizes[1]:
+                whole = keys.view(*keys.shape[:-1], tiles, block)
+                return function(whole, x.unsqueeze(-1)).flatten(-2)
+        return function(keys, self.per_key(x))
 
 
 def tiling_of(rows: SoftmaxRows, arithmetic: Arithmetic) -> Tiling:

@@ -39,7 +39,7 @@ class DotProducts:
 
     Attributes:
         left: (B, H, Nq, d), right: (B, Hkv, d, Nk), float64.
-        total: (B, H, Nq, Nk) the products; squares: the sums of the squares of their terms.
+        total: (B, H, Nq, Nk) the products.
     """
 
     problem: Problem
@@ -47,7 +47,11 @@ class DotProducts:
     left: Tensor
     right: Tensor
     total: Tensor
-    squares: Tensor
+
+    @cached_property
+    def squares(self) -> Tensor:
+        """Shape of ``total``: the sums of the squares of their terms."""
+        return weighted(self.problem, self.left.square(), self.right.square())
 
     @property
     def terms(self) -> int:
@@ -62,7 +66,8 @@ class DotProducts:
         if self._aligns:
             return self._lost.variance.clone()
         ends, bridge = storing_weights(self.unit, self.steps)
-        return (self.squares * bridge).addcmul_(self.total, self.total, value=ends)
+        squares = weighted(self.problem, self.left.square().mul_(bridge), self.right.square())
+        return squares.addcmul_(self.total, self.total, value=ends)
 
     def bias(self) -> Tensor | None:
         """Mean error of each sum; None where sums are rounded to nearest."""

@@ -83,7 +83,7 @@ class WeightErrors:
         assert tiling.running_max is not None
         lift = rows.row_max - tiling.running_max
         if float(lift.amax() if lift.numel() else 0.0) < 30.0:
-            return rows.p * tiling.per_key(torch.exp(lift) * rows.row_sum)
+            return tiling.with_keys(torch.mul, rows.p, torch.exp(lift) * rows.row_sum)
         return rows.hide(torch.exp(tiling.per_key(lift) - rows.gap))
 
     @cached_property
@@ -143,11 +143,12 @@ def weight_errors(
         chain = 2 * UNIT * (behind + 2 * own_max + stale)
         if fma:
             mismatch = UNIT * (reference + own_max + size)
-    relative = base + tiling.per_key(common + chain + mismatch + exp_error * (1 + rescales))  # [W5]
+    steps = common + chain + mismatch + exp_error * (1 + rescales)  # [W5]
+    relative = tiling.with_keys(torch.add, base, steps)
     local = common + own_max + exp_error + (UNIT * (reference + own_max) if fma else 0.0)
     if not is_power_of_two(arithmetic.probability_scale):
         local = local + UNIT
-    local = base.add_(tiling.per_key(local))
+    local = tiling.with_keys(Tensor.add_, base, local)
     worst = max(float(relative.amax()), float(local.amax())) if relative.numel() else 0.0
     worst = worst if worst >= 0 else math.inf  # NaN is not small
     shift = own_max + UNIT * size
@@ -257,7 +258,7 @@ def _rounding_in_tiles(weights: WeightErrors, arithmetic: Arithmetic) -> Tensor:
     else:
         half = half_ulp(factor * exp_clipped(tiling.per_key(-behind) - rows.gap + weights.local), fmt)
     carried = exp_clipped(behind + weights.chain + (2 * weights.own_max + steps))
-    return half.mul_(tiling.per_key(carried / (factor * weights.denominator)))
+    return tiling.with_keys(Tensor.mul_, half, carried / (factor * weights.denominator))
 
 
 def centred_errors(weights: WeightErrors) -> Tensor:

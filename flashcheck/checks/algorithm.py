@@ -59,15 +59,15 @@ def algorithm_record(
             continue
         margin = centred.margin(got)
         margin = margin if everything else torch.where(live, margin, 0.0)
-        outside += int((margin > 1).sum())
         flat = int(margin.argmax())
         largest = float(margin.flatten()[flat])
+        outside += int((margin > 1).sum()) if largest > 1 else 0
         if worst is None or largest > worst.margin:
             index = tuple(int(i) for i in np.unravel_index(flat, margin.shape))
             worst = Location(
                 tensor,
                 index,
-                float(got.double()[index]),
+                float(got[index]),
                 float(centred.exact[index]),
                 centred.bound_at(index),
                 largest,

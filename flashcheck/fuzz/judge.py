@@ -313,8 +313,9 @@ def _numbers(judged: Judged, case: FuzzCase, backward: bool) -> tuple[dict[str, 
     if "ordinary" in FAMILIES[case.spec.family].properties:
         for tensor, m in measured.items():
             tally = RmsTally()
-            tally.add(m)
-            if m.gates and tally.ratio is not None:
+            if m.gates:
+                tally.add(m)
+            if tally.ratio is not None:
                 rms[tensor] = tally.ratio
     return margins, rms
 

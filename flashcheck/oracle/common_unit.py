@@ -10,14 +10,21 @@ EVALUATION = 1.0 + 2.0**-20
 roundings: each is below 2^-21 relative for lengths up to 2^30."""
 
 
+_SIGNIFICAND = (1 << 52) - 1
+_SMALLEST_NORMAL = 2.0**-1022
+
+
 def lowest_bit(x: Tensor) -> Tensor:
     """Value of the lowest bit set in a row (last dimension): 0 if an entry is subnormal, inf if all are 0."""
-    bits = x.contiguous().view(torch.int64)
-    exponent = (bits >> 52) & 0x7FF
-    significand = (bits & 0xF_FFFF_FFFF_FFFF) | 0x10_0000_0000_0000
-    lowest = torch.ldexp((significand & -significand).double(), exponent - 1075)
-    lowest = torch.where(exponent == 0, 0.0, lowest)
-    return torch.where(x == 0, torch.inf, lowest).amin(-1)
+    size = x.abs().contiguous()
+    bits = size.view(torch.int64)
+    # Without its lowest bit, if that is not the hidden one.
+    rest = (bits & (bits - 1)).view(torch.float64)
+    lowest = torch.where(bits & _SIGNIFICAND == 0, size, size - rest)
+    if size.numel() and float(size.amin()) < _SMALLEST_NORMAL:
+        lowest = torch.where(size < _SMALLEST_NORMAL, 0.0, lowest)
+        lowest = torch.where(size == 0, torch.inf, lowest)
+    return lowest.amin(-1)
 
 
 def product_is_exact(a: Tensor, b: Tensor) -> bool:
