@@ -8,7 +8,8 @@ The backward is autograd's, step by step: dP = dO v^T is rounded into the storag
 derivative in fp32, of the unrounded p and that dP, is rounded into it; times the scale, rounded again; then
 come the products with k and q. Grouped heads are repeated, so dK and dV are rounded per query head.
 
-As in transformers' ``eager_attention_forward`` (models/llama/modeling_llama.py, the common pattern).
+As in transformers' ``eager_attention_forward`` (models/llama/modeling_llama.py, the common pattern). On CUDA
+products are asked for without partial sums in 16 bits, which torch allows by default (``torch_products``).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from flashcheck.adapters.grouped_heads import expanded_heads
 from flashcheck.adapters.sdpa_masks import additive_mask
+from flashcheck.adapters.torch_products import sums_in_fp32
 from flashcheck.arithmetic import Arithmetic, flash
 from flashcheck.kernel import Capabilities, ForwardResult, Kernel
 from flashcheck.problem import Problem
@@ -65,11 +67,13 @@ def eager_arithmetic(problem: Problem) -> Arithmetic:
     )
 
 
+@sums_in_fp32()
 def _forward(problem: Problem) -> ForwardResult:
     with torch.no_grad():
         return ForwardResult(_attention(problem))
 
 
+@sums_in_fp32()
 def _backward(problem: Problem, out: Tensor, lse: Tensor) -> Mapping[str, Tensor]:
     """Autograd; it keeps P itself and uses neither ``out`` nor ``lse``."""
     del out, lse

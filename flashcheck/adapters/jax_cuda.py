@@ -8,7 +8,8 @@ xla
     GPU obeys: the scaled dS is rounded into the input format first. e^x may be 2^(x log2 e), the constant and
     the product rounded; subnormal numbers are kept. Products and reductions are chosen by measuring them, and
     nothing promises the same bits twice. fp32 is run with ``jax.default_matmul_precision("highest")``: the
-    default takes TF32 products, and which way it rounds their operands is not said.
+    default takes TF32 products, and which way it rounds their operands is not said. Compiled, fp16 raises for
+    one query or one key (golden/findings/026).
 cudnn
     The function behind ``implementation="cudnn"``, which returns the LSE in fp32; the gradients by its own
     rule, at the O and LSE that are given. The library is that of ``torch.sdpa.cuda.cudnn``, its arithmetic

@@ -6,7 +6,8 @@ torch/_inductor/kernel/flex/flex_attention.py, flex_decoding.py and templates/.
 
 eager
     Scores in fp32, times the scale; softmax in fp32; P is normalised, rounded into the input format and
-    multiplied with V in that format. The backward (``torch_flex_backward.py``) takes P of the stored LSE.
+    multiplied with V in that format, on CUDA without partial sums in it (``torch_products``). The backward
+    (``torch_flex_backward.py``) takes P of the stored LSE.
 compiled
     Key tiles that a block mask cuts come before those that it leaves whole, so their order is not declared.
     Scores in fp32, times the scale, then times log2 e: two products, of which the compiler may contract the
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from flashcheck.adapters.torch_flex_backward import by_autograd, by_operator
 from flashcheck.adapters.torch_flex_call import attend, widens, without_padding
+from flashcheck.adapters.torch_products import sums_in_fp32
 from flashcheck.arithmetic import Arithmetic, flash
 from flashcheck.formats import FP32
 from flashcheck.kernel import Capabilities, ForwardResult, Kernel
@@ -153,6 +155,7 @@ def compiled_arithmetic(problem: Problem) -> Arithmetic:
     return flash(problem.format, scale_placement="exponent_fma", scale_roundings=2, score_roundings=2)
 
 
+@sums_in_fp32()
 def _eager_forward(problem: Problem) -> ForwardResult:
     p = without_padding(problem)
     with torch.no_grad():

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from flashcheck.adapters.given_forward import gradients_given
 from flashcheck.adapters.torch_flex_call import attend, block_mask_of, score_mod_of, without_padding
+from flashcheck.adapters.torch_products import sums_in_fp32
 from flashcheck.problem import Problem
 
 _LN2 = float(torch.tensor(math.log(2.0)))
@@ -28,6 +29,7 @@ _LN2 = float(torch.tensor(math.log(2.0)))
 NAMES = ("dq", "dk", "dv")
 
 
+@sums_in_fp32()
 def by_operator(problem: Problem, out: Tensor, lse: Tensor) -> Mapping[str, Tensor]:
     """dq, dk, dv of the eager form."""
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex

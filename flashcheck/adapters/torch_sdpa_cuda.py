@@ -19,7 +19,8 @@ cudnn
     Its backward scales dS in fp32 and rounds it then. torch's own choice of back ends excludes a single key,
     and the backward refuses one query with one key. cudnn-frontend#1071 reports that planning the backward
     of a single row of a single head ends the process (cuDNN 9.26), which ends a certificate. A delta that
-    overflows to -inf counts as 0 in its backward (golden/findings/017).
+    overflows to -inf counts as 0 in its backward (golden/findings/017), and in fp16 keys that pad 64 to 128
+    make dQ NaN where scores are below -11 (golden/findings/022).
 math
     The same steps as on the CPU (``torch_sdpa``); products are fp32, as TF32 is off by default.
 """

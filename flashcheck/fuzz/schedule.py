@@ -21,6 +21,9 @@ CASES_AN_ARM = 200
 _FEWEST = 3
 """Signatures whose first call must have been seen to say whether a kernel is compiled."""
 
+_FEWEST_CASES = 24
+"""Cases that must have been judged to say whether arms spare any compiling."""
+
 
 class Scheduler:
     """Chooses a focus for each shard: new ones first, then by yield, with a bonus for the neglected.
@@ -57,7 +60,7 @@ class Scheduler:
         self._of_shard: dict[int, Focus] = {}
         self._first_calls: dict[str, float] = {}
         self._ahead = 0
-        self._cases = 0
+        self._cases = self._slow_cases = 0
         self._compiling = self._judging = 0.0
 
     @property
@@ -67,15 +70,23 @@ class Scheduler:
 
     @property
     def narrow(self) -> bool:
-        """Shards keep to few signatures: compiling is dear, or nobody knows yet.
+        """Shards keep to few signatures: compiling is dear, or nobody knows yet, and it spares compiling.
 
         Dear: half of the signatures' first calls were slow, whoever made them. What an earlier run has
         compiled is cheap now, and what it has not is found out: then this turns.
         """
+        if not self._spared:
+            return False
         if self._compiled is not None or not self.settled:
             return self._compiled is not False
         slow = sum(seconds > SLOW for seconds in self._first_calls.values())
         return 2 * slow >= len(self._first_calls)
+
+    @property
+    def _spared(self) -> bool:
+        """Most cases are judged without compiling. Not so where a kernel is compiled for every shape: there
+        an arm is as dear as everything, and holds less."""
+        return self._cases < _FEWEST_CASES or 2 * self._slow_cases < self._cases
 
     def first_call(self, signature: str, seconds: float) -> None:
         """A kernel was called for a signature for the first time in some process."""
@@ -87,6 +98,7 @@ class Scheduler:
         if "signature" in line:
             self.first_call(line["signature"], spent.get("compile", 0.0))
         self._cases += 1
+        self._slow_cases += spent.get("compile", 0.0) > SLOW
         self._compiling += spent.get("compile", 0.0)
         self._judging += sum(spent.values()) - spent.get("compile", 0.0)
         focus = self._of_shard.get(line["shard"])

@@ -129,3 +129,46 @@ def test_tiles_kept_without_causality_are_found(causal: str | None, key_has_caus
     assert ("causal=top_left" in record.message) == wrong
     later = Judged(kernel, Problem(q, k, v, causal="top_left"))
     assert CHECKS["forward.bound"].on(later).failed == wrong
+
+
+def _cudnn_without_a_mask_of_whole_tiles() -> Kernel:
+    """Finding 022: keys come in pairs of tiles of 64; a last pair whose first tile is full is not masked."""
+
+    def backward(p: Problem, out: Tensor, lse: Tensor) -> Mapping[str, Tensor]:
+        assert p.dout is not None
+        more = 64 if p.num_keys % 128 == 64 else 0
+        k, v = (torch.nn.functional.pad(x.float(), (0, 0, 0, more)) for x in (p.k, p.v))
+        delta = (p.dout.float() * out.float()).sum(-1, keepdim=True)
+        weights = (p.q.float() @ k.mT * p.effective_scale - lse.unsqueeze(-1)).exp()
+        ds = (weights * (p.dout.float() @ v.mT - delta) * p.effective_scale).to(p.q.dtype).float()
+        dk, dv = ds.mT @ p.q.float(), weights.to(p.q.dtype).float().mT @ p.dout.float()
+        found = {"dq": ds @ k, "dk": dk[..., : p.num_keys, :], "dv": dv[..., : p.num_keys, :]}
+        return {name: x.to(p.q.dtype) for name, x in found.items()}
+
+    there = cudnn_kernel()
+    here = replace(there.capabilities, devices=("cpu",))
+    return replace(there, capabilities=here, backward=backward, machine=lambda _: HOPPER)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "keys", "score", "rejected"),
+    [
+        (torch.float16, 64, -24.0, True),
+        (torch.float16, 192, -24.0, True),
+        (torch.float16, 64, -4.0, False),
+        (torch.float16, 63, -24.0, False),
+        (torch.float16, 128, -24.0, False),
+        (torch.bfloat16, 64, -24.0, False),
+    ],
+)
+def test_keys_that_pad_a_tile_make_no_gradient_infinite(
+    dtype: torch.dtype, keys: int, score: float, rejected: bool
+) -> None:
+    g = torch.Generator().manual_seed(1)
+    q, k = torch.zeros(1, 1, 2, 16).to(dtype), torch.zeros(1, 1, keys, 16).to(dtype)
+    q[..., 0], k[..., 0] = 1.0, score
+    v, dout = (torch.randn(1, 1, n, 16, generator=g).to(dtype) for n in (keys, 2))
+    judged = Judged(_cudnn_without_a_mask_of_whole_tiles(), Problem(q, k, v, scale=1.0, dout=dout))
+    record = CHECKS["backward.bound"].on(judged)
+    assert (record.status is Status.FAIL) == rejected
+    assert bool(torch.isnan(judged.gradients["dq"]).any()) == rejected

@@ -330,7 +330,7 @@ def _faults(shards: int) -> list[list[str]]:
 def findings(_: Plan) -> Iterator[Job]:
     """The repros of golden/findings, whose printed lines are their records; exit code 1: still so."""
     for path in sorted(Path("golden/findings").glob("*/repro.py")):
-        yield Job(f"findings/{path.parent.name}", (str(path),), limit=90.0)
+        yield Job(f"findings/{path.parent.name}", (str(path),), limit=180.0)
 
 
 KINDS: dict[str, Callable[[Plan], Iterator[Job]]] = {

@@ -144,6 +144,22 @@ def test_whether_compiling_is_dear_is_seen_from_first_calls(seconds: float, narr
     assert scheduler.narrow
 
 
+@pytest.mark.parametrize(("one_in", "narrow"), [(1, False), (2, False), (5, True)])
+def test_arms_are_given_up_where_they_spare_no_compiling(one_in: int, narrow: bool) -> None:
+    """A kernel that is compiled for every shape: an arm of it is as dear as everything, and holds less."""
+    scheduler = Scheduler(("bf16",), CAPABILITIES, compiled=True)
+    scheduler.choose(0)
+    for n in range(40):
+        assert scheduler.narrow or n >= 24
+        seconds = {"compile": 2.0 if n % one_in == 0 else 0.0, "judge": 0.1}
+        scheduler.saw({"shard": 0, "signature": str(n // one_in), "dtype": "bf16", "seconds": seconds})
+    assert scheduler.narrow is narrow
+    assert (scheduler.choose(1) == Focus("bf16")) is not narrow
+    for n in range(40, 90):  # an earlier run's cache has the rest
+        scheduler.saw({"shard": 1, "signature": str(n), "dtype": "bf16", "seconds": {"judge": 0.1}})
+    assert scheduler.narrow
+
+
 def test_helpers_find_out_whether_compiling_is_dear() -> None:
     scheduler = Scheduler(("bf16",), CAPABILITIES, compiled=None)
     scheduler.choose(0, helpers=True)

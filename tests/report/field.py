@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ def overview(found: Sequence[tuple[Path, Certificate]]) -> str:
         for dtype in c.run.dtypes:
             row[dtype] = verdict_of(c, dtype) + _reasons(c, dtype, settled)
     for (name, device, release), row in sorted(rows.items()):
-        also = ", ".join(_link(folder) for folder, _ in unseen.get(name, ())) or "-"
+        also = ", ".join(_link(one.folder) for one in unseen if one.concerns(name, device)) or "-"
         cells = [f"`{name}`", device, release, *(row.get(dtype, "-") for dtype in DTYPES), also]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -202,21 +203,39 @@ def settled_by(c: Certificate, finding: FindingPart, settled: Settled) -> str | 
     return settled.get((*key, tensor)) or settled.get((*key, ""))
 
 
-def unseen_findings() -> dict[str, list[tuple[str, str]]]:
-    """Kernel -> (folder of a finding, why a certificate does not show it), from the index's table."""
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """A finding that certificates of a kernel do not show.
+
+    Attributes:
+        kernel: its name; on: "" or the only kind of device where it is so, "CUDA" or "CPU".
+        folder: of the finding; why: no certificate shows it.
+    """
+
+    kernel: str
+    on: str
+    folder: str
+    why: str
+
+    def concerns(self, kernel: str, device: str) -> bool:
+        """Whether it is about certificates of that kernel made there."""
+        return kernel == self.kernel and self.on in ("", "CPU" if device == "cpu" else "CUDA")
+
+
+def unseen_findings() -> list[Unseen]:
+    """The index's table of them."""
     text = FINDINGS.read_text(encoding="utf-8")
     part = text[text.index("## Findings that a certificate does not show") :].split("\n## ")[0]
-    found: dict[str, list[tuple[str, str]]] = {}
-    for kernel, folder, why in re.findall(r"^\| `(\S+)` \| \[\d+\]\((\S+)/\) \| (.+) \|$", part, re.M):
-        found.setdefault(kernel, []).append((folder, why))
-    return found
+    pattern = r"^\| `(\S+)`(?: on (CUDA|CPU))? \| \[\d+\]\((\S+)/\) \| (.+) \|$"
+    return [Unseen(*row) for row in re.findall(pattern, part, re.M)]
 
 
 def unseen_table() -> str:
     """What stands behind the column "also found"."""
     lines = ["| kernel | finding | why |", "|---|---|---|"]
-    for kernel, rows in unseen_findings().items():
-        lines += [f"| `{kernel}` | {_link(folder)} | {why} |" for folder, why in rows]
+    for one in unseen_findings():
+        where = f" on {one.on}" if one.on else ""
+        lines.append(f"| `{one.kernel}`{where} | {_link(one.folder)} | {one.why} |")
     return "\n".join(lines)
 
 
