@@ -111,6 +111,8 @@ def forward_bound(
         ),
         lse=TensorBound(lse_interval, of_lse, prediction_gates=False, centre=lambda: None),
         scores=errors,
+        weights=weights,
+        variance=lambda: variances()[0],
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flashcheck.bounds.interval import Interval
 from flashcheck.bounds.scores import ScoreError
+from flashcheck.bounds.weights import WeightErrors
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +85,17 @@ def unpredicted(interval: Interval) -> TensorBound:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBound:
-    """Bounds for the forward pass: out (B, H, Nq, dv), lse (B, H, Nq); ``scores``: the errors of the
-    scores, which a backward recomputes (None: not kept)."""
+    """Bounds for the forward pass: out (B, H, Nq, dv), lse (B, H, Nq).
+
+    Of what they are made of, kept for others (None: not kept): ``scores``, the errors of the scores, which a
+    backward recomputes; ``weights``, the errors of the weights; ``variance``, of O before it is rounded.
+    """
 
     out: TensorBound
     lse: TensorBound
     scores: ScoreError | None = None
+    weights: WeightErrors | None = None
+    variance: Callable[[], Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)

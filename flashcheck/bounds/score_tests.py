@@ -20,13 +20,11 @@ from flashcheck.bounds.accumulation import accumulation_bias
 from flashcheck.bounds.alike import alike_weights, summed_variance
 from flashcheck.bounds.copies import distinct_rows
 from flashcheck.bounds.numbers import UNIT
-from flashcheck.bounds.rows import softmax_rows
-from flashcheck.bounds.scores import score_error
+from flashcheck.bounds.result import ForwardBound
 from flashcheck.bounds.stored import Stored, stored
-from flashcheck.bounds.weights import WeightErrors, weight_errors
+from flashcheck.bounds.weights import WeightErrors
 from flashcheck.formats import half_ulp
 from flashcheck.oracle.quantities import ForwardQuantities
-from flashcheck.problem import Problem
 
 DIRECTIONS = ("scale", "cast")
 
@@ -54,24 +52,23 @@ class ScoreSums:
 
 
 def score_sums(
-    problem: Problem, exact: ForwardQuantities, got: Tensor, arithmetic: Arithmetic, machine: Machine
+    exact: ForwardQuantities, got: Tensor, bound: ForwardBound, arithmetic: Arithmetic, machine: Machine
 ) -> dict[str, ScoreSums]:
     """Sums for ``scale`` (H: derivative of the output by the logarithm of the scale; amount 1e-4:
     the scale is 1e-4 too large) and ``cast`` (H: what truncating P in place of rounding it adds on average;
     amount 1: truncated). Directions that the problem does not determine are left out.
 
     Args:
+        exact: the oracle's quantities; bound: made of them, whose weights and variance are used again.
         got: the kernel's output, (B, H, Nq, dv).
 
     Source: THEORY.md section 9.
     """
-    if problem.num_keys == 0:
+    weights = bound.weights
+    if weights is None or bound.variance is None or not exact.products.shape[-1]:
         return {}
-    machine = arithmetic.on(machine)
-    errors = score_error(problem, exact, arithmetic, machine)
-    rows = softmax_rows(problem, exact, errors)
-    weights = weight_errors(rows, errors, arithmetic, machine)
-    variance, _ = rms.forward_variance(problem, errors.noise, weights, arithmetic, machine)
+    machine, rows = arithmetic.on(machine), weights.rows
+    problem, variance = rows.problem, bound.variance()
     fmt = arithmetic.output_format
     noise = variance + half_ulp(rows.out, fmt).square() / 3
     kept = stored(rows.out, variance, fmt)

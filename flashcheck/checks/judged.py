@@ -208,7 +208,7 @@ class Judged:
         """Projections of O's error on the marks of known faults, by the name of the direction."""
         rules = self.rules
         with self._blame("bound"):
-            return score_sums(self.problem, self.exact, self.result.out, rules.arithmetic, rules.machine)
+            return score_sums(self.exact, self.result.out, self.bound, rules.arithmetic, rules.machine)
 
     @cached_property
     def gradient_problem(self) -> Problem:
