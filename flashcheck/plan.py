@@ -118,7 +118,7 @@ def make_plan(
     unplanned: dict[str, tuple[str, ...]] = {}
     forbidden = 0
     for dtype in chosen:
-        edges = (*tile_edges(kernel, dtype, device), *open_windows(capabilities))
+        edges = (*tile_edges(kernel, dtype, device), *open_windows(capabilities), *whole_tiles(capabilities))
         specs, missing, excluded = _specs(capabilities, dtype, LEVELS[level], max_cases, seed, edges)
         checks = assigned([spec for spec, _ in specs], dtype == chosen[0])
         cases += [Case(spec, names, why) for (spec, why), names in zip(specs, checks, strict=True)]
@@ -153,8 +153,10 @@ def _specs(
         if spec.family in unused:
             unused.remove(spec.family)
         specs.append((spec, label))
-    for wishes, label in edges if level.strength > 1 else ():
-        spec = _legal(rng, capabilities, dtype, replace(wishes, family=_next(unused, families, rng)))
+    for edge, label in edges if level.strength > 1 else ():
+        free = edge.family is None
+        chosen = replace(edge, family=_next(unused, families, rng)) if free else edge
+        spec = _legal(rng, capabilities, dtype, chosen)
         if spec is not None:
             specs.append((spec, label))
     # A given number of problems is kept to; combinations that then stay open make a run incomplete.
@@ -221,6 +223,24 @@ def open_windows(capabilities: Capabilities) -> tuple[tuple[Wishes, str], ...]:
             f"window {window} over {lengths[0]} x {lengths[1]}",
         )
         for window, lengths in sides
+    )
+
+
+def whole_tiles(capabilities: Capabilities) -> tuple[tuple[Wishes, str], ...]:
+    """Lengths that leave nothing ragged in a tile and half of a larger one empty, with scores far below 0.
+
+    The empty half has scores of 0, far above the others and above their log-sum-exp: a kernel that masks by
+    the smaller tile counts them, or overflows in exp(0 - LSE) (finding 022).
+    """
+    lengths: tuple[tuple[int, int], ...] = ((17, 64), (33, 192), (17, 96), (64, 17))
+    if not capabilities.cross_lengths:
+        lengths = ((64, 64), (192, 192), (96, 96))
+    return tuple(
+        (
+            Wishes(family="very_negative", lengths=pair, causal="none", plain=True, scale=0.25),
+            f"whole tiles {pair[0]} x {pair[1]}",
+        )
+        for pair in lengths
     )
 
 

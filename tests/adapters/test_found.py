@@ -17,6 +17,7 @@ from flashcheck.checks import CHECKS, Judged
 from flashcheck.checks.record import Status
 from flashcheck.emulator import as_kernel
 from flashcheck.kernel import ForwardResult, Kernel
+from flashcheck.plan import make_plan
 from flashcheck.problem import Problem
 
 
@@ -137,13 +138,17 @@ def _cudnn_without_a_mask_of_whole_tiles() -> Kernel:
     def backward(p: Problem, out: Tensor, lse: Tensor) -> Mapping[str, Tensor]:
         assert p.dout is not None
         more = 64 if p.num_keys % 128 == 64 else 0
-        k, v = (torch.nn.functional.pad(x.float(), (0, 0, 0, more)) for x in (p.k, p.v))
+        k, v = (x.repeat_interleave(p.group, 1).float() for x in (p.k, p.v))
+        k, v = (torch.nn.functional.pad(x, (0, 0, 0, more)) for x in (k, v))
         delta = (p.dout.float() * out.float()).sum(-1, keepdim=True)
         weights = (p.q.float() @ k.mT * p.effective_scale - lse.unsqueeze(-1)).exp()
         ds = (weights * (p.dout.float() @ v.mT - delta) * p.effective_scale).to(p.q.dtype).float()
         dk, dv = ds.mT @ p.q.float(), weights.to(p.q.dtype).float().mT @ p.dout.float()
-        found = {"dq": ds @ k, "dk": dk[..., : p.num_keys, :], "dv": dv[..., : p.num_keys, :]}
-        return {name: x.to(p.q.dtype) for name, x in found.items()}
+        summed = {
+            name: x[..., : p.num_keys, :].to(p.q.dtype).unflatten(1, (-1, p.group)).sum(2)
+            for name, x in (("dk", dk), ("dv", dv))
+        }
+        return {"dq": (ds @ k).to(p.q.dtype), **summed}
 
     there = cudnn_kernel()
     here = replace(there.capabilities, devices=("cpu",))
@@ -172,3 +177,18 @@ def test_keys_that_pad_a_tile_make_no_gradient_infinite(
     record = CHECKS["backward.bound"].on(judged)
     assert (record.status is Status.FAIL) == rejected
     assert bool(torch.isnan(judged.gradients["dq"]).any()) == rejected
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_level_standard_meets_keys_that_pad_a_tile(dtype: str) -> None:
+    kernel = _cudnn_without_a_mask_of_whole_tiles()
+    plan = make_plan(kernel, "standard", (dtype,))
+    cases = [case for case in plan.cases if case.reason.startswith("whole tiles")]
+    assert len(cases) == 4
+    assert all("backward.bound" in case.checks for case in cases)
+    rejected = [
+        case.spec.num_keys
+        for case in cases
+        if CHECKS["backward.bound"].on(Judged(kernel, case.spec.build())).status is Status.FAIL
+    ]
+    assert rejected == [64, 192]
