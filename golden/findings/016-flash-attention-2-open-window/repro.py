@@ -27,8 +27,11 @@ def documented(queries: int, keys: int, window: tuple[int, int]) -> list[int]:
 
 
 def as_written(queries: int, keys: int, window: tuple[int, int], longest: int) -> list[int]:
-    """flash_api.cpp: a right side of at least the longest key sequence is -1, and -1 becomes that length."""
+    """flash_api.cpp: a side of at least the longest key sequence is -1; beside a left side a right -1 becomes
+    that length."""
     left, right = window
+    if left >= longest:
+        left = -1
     if left >= 0 and (right < 0 or right >= longest):
         right = longest
     return documented(queries, keys, (left, right))
