@@ -72,7 +72,9 @@ def forward_bound(
     overflow = overflow & judged
     may_overflow = (overflow | (_sum_may_overflow(rows, arithmetic) & judged)).expand_as(exact.out)
     out, lse, lse_error = exact.out, exact.lse, lse_error.squeeze(-1)
-    if not (rows.all_live and errors.visible is None and problem.num_keys):  # else all rows are judged
+    # Rows that hide every key have no finite log-sum-exp, but for a sink.
+    whole = errors.visible is None or problem.sink is None
+    if not (rows.all_live and whole and problem.num_keys):  # else all rows are judged
         keys_seen = exact.visible.any(-1, keepdim=True)
         unlimited = (keys_seen | (problem.sink is not None)) & ~judged
         out = out.nan_to_num(0.0, 0.0, 0.0)

@@ -111,18 +111,26 @@ def after_rounding(exact: Tensor, variance: Tensor, fmt: Format) -> Tensor:
     spacing.square_()
     noise = (variance / spacing).nan_to_num_(torch.inf, torch.inf)
     least, most = (float(x) for x in noise.aminmax())
-    small = noise.clamp(max=_LOUD).float()
-    error = _waves(offset, small).double().add_(noise) if most >= _FINE else None
-    if least < _FINE:
-        near = _neighbours(offset, small).double()
-        error = near if error is None else torch.where(noise < _FINE, near, error)
-    assert error is not None
+    error = noise + 1 / 12 if least >= _LOUD else _of_rounding(offset, noise, least, most)
     if most > 1e300:
         error = error.masked_fill(noise > 1e300, torch.inf)
     if float(exact.abs().amax()) >= fmt.overflow_threshold:
         past = (round_nearest(exact, fmt) - exact).square_().div_(spacing)
         error = torch.where(past > 1, past + noise, error)
     return error.mul_(spacing).sqrt_().nan_to_num_(0.0, torch.inf)
+
+
+def _of_rounding(offset: Tensor, noise: Tensor, least: float, most: float) -> Tensor:
+    """What ``after_rounding`` sums, in squared spacings; ``noise`` is r^2, from ``least`` to ``most``."""
+    small = noise.clamp(max=_LOUD).float()
+    if most < _FINE:
+        return _neighbours(offset, small).double()
+    if least >= _FINE:
+        return _waves(offset, small).double().add_(noise)
+    # A choice by condition would take as long as all of this; weights of 0 and 1 are exact.
+    loud = (noise >= _FINE).float()
+    error = torch.lerp(_neighbours(offset, small), _waves(offset, small), loud).double()
+    return error.addcmul_(noise, loud.double())
 
 
 def _waves(offset: Tensor, noise: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ def softmax_rows(problem: Problem, exact: ForwardQuantities, errors: ScoreError)
         mask = alive if mask is None else mask * alive
     # A visible score of -inf (an infinite operand or bias) carries no weight, exactly as a hidden one.
     if bool(gap.numel()) and not float(gap.amax()) < torch.inf:
-        if problem.bias is not None or not bool(torch.isfinite(problem.k.double()).all()):
+        if problem.bias is not None or not math.isfinite(float(problem.k.double().sum())):
             finite = torch.isfinite(gap)
             own = torch.where(finite, own, 0.0)
             mask = finite.double() if mask is None else mask * finite

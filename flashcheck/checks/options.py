@@ -11,7 +11,7 @@ import torch
 from flashcheck.bounds.forward import forward_bound
 from flashcheck.checks.accuracy import inaccurate
 from flashcheck.checks.bits import first_difference
-from flashcheck.checks.judged import Judged, on_device
+from flashcheck.checks.judged import Judged, KernelError, on_device
 from flashcheck.checks.record import Record
 from flashcheck.checks.registry import check, failed, not_applicable, passed
 from flashcheck.errors import ArgumentError
@@ -161,7 +161,11 @@ def state_interleaved(judged: Judged) -> Record:
     first = judged.result
     for text, problem in _others(judged):
         other = Judged(judged.kernel, problem, str(judged.device))
-        over = next((m.worst for m in other.measured.values() if m.over and m.worst is not None), None)
+        try:
+            measured = other.measured
+        except KernelError as error:
+            return failed(name, judged, f"another call, with {text}: {error}")
+        over = next((m.worst for m in measured.values() if m.over and m.worst is not None), None)
         if over is not None and not inaccurate(judged):
             return failed(name, judged, f"after another call, with {text}: {over.describe()}")
     again = judged.run()

@@ -1,10 +1,11 @@
 """The oracle's answer to a judged problem, from the lowest rung that a verdict can rest on.
 
-Float64 first. A row climbs where float64's own proved error exceeds 1/64 of what the kernel is allowed, or
-where the verdict on an element hinges on it: the kernel's value is accepted at one end of that error and
-rejected at the other. ``oracle.screen`` passes ordinary rows at the cost of a few norms; ``oracle.own_error``
-looks at the others before any climbs. Gradients climb no further than until no verdict hinges any more: the
-last rung costs seconds.
+Float64 first. A row climbs where float64's own proved error exceeds 1/64 of what the kernel is allowed, and
+1/64 of the way from the exact value to the end of what rounds to the kernel's; or where the verdict on an
+element hinges on it: the kernel's value is accepted at one end of that error and rejected at the other.
+``oracle.screen`` passes ordinary rows at the cost of a few norms; ``oracle.own_error`` looks at the others
+before any climbs. Gradients climb no further than until no verdict hinges any more: the last rung costs
+seconds.
 """
 
 from __future__ import annotations
@@ -137,7 +138,12 @@ def backward_reference(
     quantities, bound = low, bound_of(low)
     counts = Counter({RUNGS[0]: rows})
     errors = screen.backward_error(problem, forward, low, out=out, lse=lse)
-    limits = {name: _allowed(bound.tensors[name]) for name in bound.tensors.keys() & errors.keys()}
+    names = bound.tensors.keys() & errors.keys()
+
+    def allowed_of() -> dict[str, Tensor]:
+        return {name: _allowed(bound.tensors[name], errors[name], gradients.get(name)) for name in names}
+
+    limits = allowed_of()
 
     def enough() -> bool:
         return not any(
@@ -157,6 +163,7 @@ def backward_reference(
         # The screen is coarse: float64's own proof settles most of what it leaves open.
         proved = own_error.backward_error(problem, fp64.forward(problem), low, FP64, out=out, lse=lse)
         errors = {name: torch.minimum(x, getattr(proved, name)) for name, x in errors.items()}
+        limits = allowed_of()
         sufficient, doubtful = enough(), doubts()
     for _ in range(_ROUNDS if low.dq.numel() else 0):
         if sufficient and not doubtful:
@@ -202,15 +209,22 @@ def _intervals(bound: TensorBound) -> list[Interval]:
     return [bound.interval] if bound.centred is None else [bound.interval, bound.centred]
 
 
-def _allowed(bound: TensorBound) -> Tensor:
-    """The smaller of both tiers' limits."""
-    limits = [x.error for x in _intervals(bound)]
+def _allowed(bound: TensorBound, error: Tensor, got: Tensor | None) -> Tensor:
+    """The smaller of both tiers' limits. inf where the oracle, off by ``error``, says for certain that the
+    kernel's value is the right one: the error is at most 1/64 of the way to the end of what rounds to it."""
+    limits = []
+    for interval in _intervals(bound):
+        limit = interval.error
+        need = None if got is None else interval.needs(got)[1]
+        if need is not None and bool((error > limit * FRACTION).any()):
+            limit = torch.where(need <= error * (-1 / FRACTION), torch.inf, limit)
+        limits.append(limit)
     return limits[0] if len(limits) == 1 else torch.minimum(*limits)
 
 
 def _needed(bound: TensorBound, error: Tensor, got: Tensor | None) -> Tensor:
     """What the oracle may err by: what both tiers allow, and 0 where the verdict hinges on it."""
-    needed = _allowed(bound)
+    needed = _allowed(bound, error, got)
     if got is None:
         return needed
     for interval in _intervals(bound):

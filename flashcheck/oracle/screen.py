@@ -198,11 +198,16 @@ def _norms(x: Tensor) -> Tensor:
 
     sqrt(dim) times the largest entry: squares would underflow or overflow.
     """
-    x = _finite(x).abs()
-    return x.amax(-1) * math.sqrt(x.shape[-1]) if x.shape[-2] else x.new_zeros(*x.shape[:2], 1)
+    if not x.shape[-2]:
+        return x.new_zeros(*x.shape[:2], 1, dtype=torch.float64)
+    return _largest(x, -1).squeeze(-1) * math.sqrt(x.shape[-1])
 
 
 def _largest(x: Tensor, dim: int) -> Tensor:
     """Largest magnitude along ``dim``, kept; 0 where there is none."""
-    x = _finite(x).abs()
-    return x.amax(dim, keepdim=True) if x.shape[dim] else x.new_zeros(*x.shape[:2], 1, x.shape[-1])
+    if not x.shape[dim]:
+        return x.new_zeros(*x.shape[:2], 1, x.shape[-1], dtype=torch.float64)
+    largest = x.double().abs().amax(dim, keepdim=True)
+    if math.isfinite(float(largest.sum())):
+        return largest
+    return _finite(x).abs().amax(dim, keepdim=True)

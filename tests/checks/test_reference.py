@@ -154,6 +154,30 @@ def test_a_row_climbs_because_the_verdict_on_it_hinges() -> None:
     assert sum(hinging.rows.values()) == 4
 
 
+def test_a_value_that_is_right_for_certain_asks_for_nothing() -> None:
+    """Whatever its limit is: float64's error does not reach the end of what rounds to it."""
+    gen = torch.Generator().manual_seed(0)
+    q, k, v, dout = (torch.randn(1, 1, 4, 8, generator=gen) for _ in range(4))
+    problem = Problem(q=q, k=k, v=v, dout=dout)
+    low = fp64.forward(problem)
+    bound, got, lse = bound_of(low.out, low.lse, 1e-30), low.out.float(), low.lse.float()
+    assert forward_reference(problem, low, bound, None).climbed
+    assert forward_reference(problem, low, bound, ForwardResult(got, lse)).rows == {"fp64": 4}
+    got[0, 0, 2, 3] = torch.nextafter(got[0, 0, 2, 3], torch.tensor(torch.inf))
+    wrong = forward_reference(problem, low, bound, ForwardResult(got, lse))
+    assert wrong.rows["fp64"] == 3
+
+    gradients = fp64.backward(problem, low.out.float(), lse)
+
+    def small(x: BackwardQuantities) -> BackwardBound:
+        return BackwardBound({"dq": unpredicted(rounded_interval(x.dq, torch.full_like(x.dq, 1e-30), FP32))})
+
+    dq, stored = gradients.dq.float(), (low.out.float(), lse)
+    assert backward_reference(problem, low, gradients, small, {"dq": dq}, stored).rows == {"fp64": 4}
+    dq[0, 0, 2, 3] = torch.nextafter(dq[0, 0, 2, 3], torch.tensor(torch.inf))
+    assert "fp64" not in backward_reference(problem, low, gradients, small, {"dq": dq}, stored).rows
+
+
 def between(coarse: Tensor, proved: Tensor) -> float:
     """An error of element [0, 0, 2, 3] that the screen cannot exclude and float64's own proof can."""
     error = math.sqrt(float(coarse[0, 0, 2, 3]) * float(proved[0, 0, 2, 3]))
