@@ -1,4 +1,4 @@
-"""NaN is one value: IEEE 754 leaves its sign and payload open, and on hardware they follow an element's place."""
+"""NaN is one value: IEEE 754 leaves its sign and payload open, and they follow an element's place."""
 
 from __future__ import annotations
 
