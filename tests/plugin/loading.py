@@ -1,6 +1,12 @@
-"""How a pytest that a test starts gets the plugin."""
+"""How a pytest that a test starts gets the plugin.
+
+Triton is imported here, before pytester looks: it forgets what a test imports, and an extension module that is
+then imported once more ends the process.
+"""
 
 from importlib.metadata import entry_points
+
+import triton  # noqa: F401
 
 _INSTALLED = any(e.value == "flashcheck.pytest_plugin" for e in entry_points(group="pytest11"))
 
