@@ -1,6 +1,6 @@
 """How a pytest that a test starts gets the plugin.
 
-Triton is imported here, before pytester looks: it forgets what a test imports, and an extension module that is
+Triton is imported here, before pytester looks: it forgets what tests import, and an extension module that is
 then imported once more ends the process.
 """
 
