@@ -280,8 +280,7 @@ def forward_tile(
     by_dim = _FORWARD.get(key, _SMALL_SHARED_MEMORY[element_bytes])
     kind = "forward" if packed is None else "packed"
     if (simple or packed is not None) and hopper_has(element_bytes, head_dim, value_dim, kind):
-        as_many = packed_forward_tile(head_dim, packed) if packed is not None else None
-        keys = (as_many or _hopper_forward_tile(head_dim, num_keys)).block_n
+        keys = hopper_forward_tile(head_dim, num_keys, packed).block_n
         alike = {dim: tile for dim, tile in _FORWARD_SIMPLE.get(key, {}).items() if tile.block_n == keys}
         by_dim = {**by_dim, **alike}
     if data_mask:
@@ -348,11 +347,7 @@ def hopper_tile(
     if kernel == "fp8":
         return _HOPPER_FP8[padded(head_dim)]
     if kernel == "forward":
-        return (
-            _hopper_forward_tile(head_dim, num_keys)
-            if packed is None
-            else packed_forward_tile(head_dim, packed)
-        )
+        return hopper_forward_tile(head_dim, num_keys, packed)
     exact, whole = (kernel, sum(parts(head_dim, 2))), (kernel, padded(head_dim))
     return _HOPPER[exact if exact in _HOPPER else whole][banded]
 
@@ -367,13 +362,10 @@ def mean_length(total: int, segments: int) -> int:
     return total // max(segments, 1)
 
 
-def packed_forward_tile(head_dim: int, mean: int) -> Tile:
-    """The tile of the forward in Triton of packed segments that have ``mean`` keys on average."""
-    return next(tile for fewest, tile in _HOPPER_PACKED[padded(head_dim)] if mean >= fewest)
-
-
-def _hopper_forward_tile(head_dim: int, num_keys: int) -> Tile:
-    return next(tile for fewest, tile in _HOPPER_FORWARD[padded(head_dim)] if num_keys >= fewest)
+def hopper_forward_tile(head_dim: int, num_keys: int, packed: int | None) -> Tile:
+    """The tile of the forward in Triton on Hopper; ``packed``: as in `hopper_tile`."""
+    table, keys = (_HOPPER_FORWARD, num_keys) if packed is None else (_HOPPER_PACKED, packed)
+    return next(tile for fewest, tile in table[padded(head_dim)] if keys >= fewest)
 
 
 def pipelined_tile(

@@ -16,7 +16,7 @@ from typing import Any
 from kernels.bench.candidates import tile_of
 from kernels.bench.means import geometric_mean
 from kernels.bench.sweep import usable
-from kernels.tuning import Tile, packed_forward_tile, padded
+from kernels.tuning import Tile, hopper_forward_tile, padded
 
 _ALWAYS = 1 << 30
 _FEWEST_KEYS = 1024  # as in the sweep
@@ -106,7 +106,8 @@ def pipelined_entries(found: Times) -> list[str]:
         key = f"{dim}" if "packed" in kernel else f"{1 if 'fp8' in kernel else 2}, {dim}"
         entry = f"Pipelined({shown(tile)}, {_FEWEST_KEYS}, {persistent}, {below}, turns={turns})"
         lines.append(f"{table}[{key}] = {entry}  # ms, both masks: {spent:.3f}")
-        if "packed" in kernel and tile.block_n != packed_forward_tile(dim, _FEWEST_KEYS).block_n:
+        in_triton = hopper_forward_tile(dim, _FEWEST_KEYS, packed=_FEWEST_KEYS)
+        if "packed" in kernel and tile.block_n != in_triton.block_n:
             # What is declared of a packed call must not depend on which kernel takes it.
             lines.append(f"_HOPPER_PACKED[{padded(dim)}] must then hold {tile.block_n} keys from as many on")
     return lines

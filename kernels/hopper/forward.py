@@ -213,7 +213,7 @@ def launch_hopper_products(
             several = banded and padded(head_dim) <= _SHORT_ROWS
             side_by_side = (
                 section_heads(k, options.longest_k, group, batch * heads)
-                if several or options.cu_q is not None
+                if several or packed is not None
                 else group
             )
         values = columns_descriptor if fp8 else descriptor
