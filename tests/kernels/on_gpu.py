@@ -88,6 +88,14 @@ def named(found, only="", without=""):
     return [x for x in chosen if not any(word in str(x) for word in without)]
 
 
+def chosen(found, only="", without=""):
+    """The same, and an error where none is left: nothing that was run must not pass."""
+    left = named(found, only, without)
+    if not left:
+        raise ValueError(f"--only is {only!r}, --without {without!r}: nothing is left to run")
+    return left
+
+
 def exact_one(configuration, device):
     from tests.kernels.exactness import faults
 
@@ -103,9 +111,7 @@ def exactness(device, only="", without="", sweep=False):
     from tests.kernels.exactness import configurations, distinct_blocks, sweep_configurations
 
     found = dict.fromkeys([*configurations(), *(sweep_configurations() if sweep else [])])
-    found = named(found, only, without)
-    if not found:
-        raise ValueError(f"--only is {only!r}, --without {without!r}: no configuration is left")
+    found = chosen(found, only, without)
     found = found if device.type == "cuda" else distinct_blocks(found)[:2]
     results = zip(found, side_by_side(exact_one, found, device), strict=True)
     return {"configurations": len(found), "wrong": {str(c): result for c, result in results if result}}
@@ -196,7 +202,7 @@ def pipelined(device, only="", without=""):
     """Calls in which the forward in Gluon gives other bits than the one in Triton; nothing without a GPU."""
     from tests.kernels.pipelined_bits import CASES
 
-    cases = named(CASES, only, without) if device.type == "cuda" else []
+    cases = chosen(CASES, only, without) if device.type == "cuda" else []
     results = zip(cases, side_by_side(pipelined_one, cases, device), strict=True)
     return {"cases": len(cases), "wrong": {str(case): result for case, result in results if result}}
 
@@ -213,7 +219,7 @@ def judged(device, only="", without=""):
     """Long calls through the checks, as users make them."""
     from tests.kernels.judged import CASES, SHORT
 
-    cases = named(CASES, only, without) if device.type == "cuda" else [SHORT]
+    cases = chosen(CASES, only, without) if device.type == "cuda" else [SHORT]
     results = zip(cases, side_by_side(judged_one, cases, device), strict=True)
     return {"cases": len(cases), "wrong": {str(case): result for case, result in results if result}}
 
@@ -254,8 +260,8 @@ def main():
     )
     parser.add_argument("--sweep", action="store_true", help="exactness: candidates of the sweep too")
     arguments = parser.parse_args()
-    chosen = arguments.parts.split(",")
-    if not set(chosen) <= set(PARTS):
+    wanted = arguments.parts.split(",")
+    if not set(wanted) <= set(PARTS):
         parser.error(f"--parts is {arguments.parts}; it must be of {', '.join(PARTS)}")
     if arguments.processes < 1:
         parser.error(f"--processes is {arguments.processes}; it must be 1 at least")
@@ -282,7 +288,7 @@ def main():
         "exactness": lambda: exactness(device, arguments.only, arguments.without, arguments.sweep),
         "judged": lambda: judged(device, arguments.only, arguments.without),
     }
-    for name in chosen:
+    for name in wanted:
         part = parts[name]
         started = time.perf_counter()
         try:

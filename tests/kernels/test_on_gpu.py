@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 import torch
 
 from tests.kernels import on_gpu
@@ -23,3 +24,12 @@ def test_words_choose():
     assert on_gpu.named(found) == found
     assert on_gpu.named(found, "dq,dkdv", "fp16") == ["hopper dq bf16"]
     assert on_gpu.named(found, without="hopper") == ["forward bf16"]
+
+
+def test_a_choice_of_nothing_does_not_pass():
+    assert on_gpu.chosen(["dq fp16"], only="dq") == ["dq fp16"]
+    with pytest.raises(ValueError, match="--only is 'dkdv', --without '': nothing is left to run"):
+        on_gpu.chosen(["dq fp16"], only="dkdv")
+    for part in (on_gpu.pipelined, on_gpu.judged):
+        with pytest.raises(ValueError, match="nothing is left to run"):
+            part(torch.device("cuda"), only="no such word")
