@@ -20,13 +20,12 @@ Read from Dao-AILab/flash-attention at 0251105 (csrc/flash_attn, hopper, flash_a
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import metadata
 from typing import Any
 
 import torch
 
 from flashcheck.adapters.flash_attn_like import differentiated, from_flash_attn_like, usual_arithmetic
-from flashcheck.adapters.optional import required, version_of
+from flashcheck.adapters.optional import installed, required, version_of
 from flashcheck.arithmetic import Arithmetic
 from flashcheck.kernel import Kernel
 from flashcheck.problem import Problem
@@ -62,9 +61,8 @@ def four_kernel() -> Kernel:
         "gradients": ("dq", "dk", "dv", "dsink"),
         "dlse": True,
     }
-    try:
-        version = metadata.version("flash-attn-4")
-    except metadata.PackageNotFoundError:  # from a checkout
+    version = installed("flash-attn-4")
+    if version is None:  # from a checkout
         version = version_of("flash_attn.cute")
     return _kernel("flash_attn.4", function, version, four_arithmetic, changes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from importlib import metadata
 from typing import Any
 
 from flashcheck.errors import UnusableError
@@ -34,6 +35,14 @@ def required(kernel: str, module: str, names: tuple[str, ...], install: str) -> 
 def version_of(module: str) -> str:
     """``module``'s version as it says itself; "" where it does not."""
     return str(getattr(importlib.import_module(module), "__version__", ""))
+
+
+def installed(distribution: str) -> str | None:
+    """The release of what pip calls ``distribution``; None where it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _line(error: Exception) -> str:

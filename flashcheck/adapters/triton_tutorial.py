@@ -17,12 +17,12 @@ import hashlib
 import importlib.util
 import inspect
 import os
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from flashcheck.adapters.optional import installed
 from flashcheck.arithmetic import Arithmetic, flash
 from flashcheck.errors import UnusableError
 from flashcheck.kernel import Capabilities, ForwardResult, Kernel
@@ -101,10 +101,7 @@ def _module(path: Path) -> Any:
 
 def _source(path: Path) -> str:
     """Triton's version, which the file does not say, and which file it is."""
-    try:
-        release = version("triton")
-    except PackageNotFoundError:
-        release = "not installed"
+    release = installed("triton") or "not installed"
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return f"triton {release} {path.name}, SHA-256 {digest[:16]}"
 

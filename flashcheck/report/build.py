@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import importlib.metadata
 import json
 import math
 import platform
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 import flashcheck
+from flashcheck.adapters.optional import installed
 from flashcheck.bits import bytes_of
 from flashcheck.certify import Finding, Outcome, TensorSummary
 from flashcheck.checks import Location, Status
@@ -151,14 +151,10 @@ def certificate_of_nothing(kernel: Kernel, device: str) -> Certificate:
 
 def versions() -> dict[str, str]:
     """flashcheck, torch, triton and Python."""
-    try:
-        triton = importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        triton = "not installed"
     return {
         "flashcheck": flashcheck.__version__,
         "torch": torch.__version__,
-        "triton": triton,
+        "triton": installed("triton") or "not installed",
         "python": platform.python_version(),
     }
 
