@@ -19,6 +19,7 @@ InputScale = Literal["none", "tensor"]
 Order = Literal["ascending", "descending", "unknown"]
 RowSum = Literal["unrounded", "rounded"]
 ScalePlacement = Literal["exponent_fma", "exponent_subtract_first", "scores", "operands"]
+ProbabilityScalePlacement = Literal["product", "exponent"]
 Normalise = Literal["after_product", "before_product"]
 SinkPosition = Literal["first", "last"]
 GradScoreProbability = Literal["unrounded", "rounded"]
@@ -30,6 +31,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "order": ("ascending", "descending", "unknown"),
     "row_sum": ("unrounded", "rounded"),
     "scale_placement": ("exponent_fma", "exponent_subtract_first", "scores", "operands"),
+    "probability_scale_placement": ("product", "exponent"),
     "normalise": ("after_product", "before_product"),
     "sink_position": ("first", "last"),
     "grad_score_probability": ("unrounded", "rounded"),
@@ -52,6 +54,9 @@ class Arithmetic:
         score_format: the score tile is rounded into this format (None: it stays fp32).
         score_scale: scores are multiplied by this power of two before that rounding.
         probability_scale: P is multiplied by this before it is rounded, and the result divided.
+        probability_scale_placement: of the forward. ``product``: the weights are multiplied by it;
+            ``exponent``: the maximum that is subtracted is smaller by its log2, fma(S, scale*log2e, -(m' -
+            log2 c)), so that weights and row sum are c times as large (``exponent_fma``, c a power of two).
         grad_score_format: dS enters the products for dQ and dK in this format (None: as P).
         lse_format: storage of the log-sum-exp.
         block_keys: keys per tile; None where unknown (bounds then hold for every tiling).
@@ -99,6 +104,7 @@ class Arithmetic:
     score_format: Format | None = None
     score_scale: float = 1.0
     probability_scale: float = 1.0
+    probability_scale_placement: ProbabilityScalePlacement = "product"
     grad_score_format: Format | None = None
     lse_format: Format = FP32
     block_keys: int | None = None
@@ -136,6 +142,8 @@ class Arithmetic:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ArgumentError(f"Arithmetic.{name}", value, "a positive finite number")
+        if self.probability_scale_placement == "exponent":
+            self._check_lift()
         for name in ("block_keys", "block_queries"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -157,6 +165,19 @@ class Arithmetic:
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise ArgumentError(f"Arithmetic.{name}", value, "0 <= limit < 1")
+
+    def _check_lift(self) -> None:
+        if math.frexp(self.probability_scale)[0] != 0.5 or self.probability_scale < 1:
+            legal = "a power of two, at least 1, where probability_scale_placement is 'exponent'"
+            raise ArgumentError("Arithmetic.probability_scale", self.probability_scale, legal)
+        if self.scale_placement != "exponent_fma" or self.normalise != "after_product":
+            legal = "'product' but for scale_placement 'exponent_fma' and normalise 'after_product'"
+            raise ArgumentError("Arithmetic.probability_scale_placement", "exponent", legal)
+
+    @property
+    def lift(self) -> float:
+        """ln of the probability scale where the exponent carries it, else 0."""
+        return math.log(self.probability_scale) if self.probability_scale_placement == "exponent" else 0.0
 
     @property
     def tiling_known(self) -> bool:

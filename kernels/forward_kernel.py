@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.hopper.calls import packed, simple
-from kernels.launch import device_of, pair_arguments, pair_constants, with_strides
+from kernels.launch import device_of, pair_arguments, pair_constants, softmax_constants, with_strides
 from kernels.masking import part_of_range, row_sees_any, segment, tile_range
 from kernels.operands import Operands
 from kernels.options import Options
@@ -76,6 +76,7 @@ def _forward_kernel(
     SUBTRACT_FIRST: tl.constexpr,
     FORMAT: tl.constexpr,
     P_SCALE: tl.constexpr,
+    LIFT: tl.constexpr,
     PROMOTE: tl.constexpr,
 ):
     sigma, score_factor, cap = factors
@@ -188,7 +189,7 @@ def _forward_kernel(
             )  # [BM, BN]
             if DATA_MASK:
                 b_seen = tl.maximum(b_seen, tl.max(m_seen.to(tl.int32), 1))
-            b_p, b_alpha, m_i, l_i = online_softmax_step(b_s, sigma, m_i, l_i, NEGATIVE, SUBTRACT_FIRST)
+            b_p, b_alpha, m_i, l_i = online_softmax_step(b_s, sigma, m_i, l_i, NEGATIVE, SUBTRACT_FIRST, LIFT)
             b_v = tile_of(
                 p_v + i_row * s_v[2],
                 s_v[2],
@@ -270,10 +271,9 @@ def launch_forward(
             *with_strides(v_factor),
             *pair_arguments(operands, options),
             NEGATIVE=options.sigma < 0,
-            SUBTRACT_FIRST=path.subtract_first,
             FORMAT=path.operand,
-            P_SCALE=path.probability_scale,
             PROMOTE=path.promote,
+            **softmax_constants(options, path, head_dim),
             **pair_constants(tile, options, path, q, k, v, out),
         )
     return out, lse

@@ -73,6 +73,16 @@ def pair_constants(
     }
 
 
+def softmax_constants(options: Options, path: ScorePath, head_dim: int) -> dict[str, Any]:
+    """Compile-time constants of a forward's softmax: its form, and how P gets its scale."""
+    lift = path.lift(head_dim, options.sigma if options.plain else None)
+    return {
+        "SUBTRACT_FIRST": path.subtract_first and not lift,
+        "P_SCALE": 1.0 if lift else path.probability_scale,
+        "LIFT": lift,
+    }
+
+
 def backward_tile_of(
     kernel: str, gradients: Gradients, operands: Operands, options: Options, path: ScorePath
 ) -> Tile:

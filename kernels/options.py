@@ -265,12 +265,12 @@ def _parse(
         ("cu_seqlens_k", cu_seqlens_k),
     ):
         _check_device(name, x, q)
-    factor = scale / softcap if softcap is not None else scale * LOG2E
-    plain = softcap is None and bias is None and alibi_slopes is None and is_plain_factor(factor)
+    sigma = plain_sigma(head_dim, scale=scale, softcap=softcap, bias=bias, alibi_slopes=alibi_slopes)
+    plain = sigma is not None
     return Options(
         scale=scale,
-        sigma=factor if plain else 1.0,
-        score_factor=1.0 if plain else factor,
+        sigma=1.0 if sigma is None else sigma,
+        score_factor=1.0 if plain else (scale / softcap if softcap is not None else scale * LOG2E),
         cap=softcap * LOG2E if softcap is not None else 0.0,
         plain=plain,
         softcap=softcap is not None,
@@ -289,6 +289,24 @@ def _parse(
         longest_q=longest_q,
         longest_k=longest_k,
     )
+
+
+def plain_sigma(
+    head_dim: int,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    **_others: Any,
+) -> float | None:
+    """The factor of q . k to log2 units, of a call that does no more to its scores; None: it does.
+
+    Takes the options of `kernels.interface.flash_attention`.
+    """
+    sigma = (1 / math.sqrt(head_dim) if scale is None else float(scale)) * LOG2E
+    plain = softcap is None and bias is None and alibi_slopes is None and is_plain_factor(sigma)
+    return sigma if plain else None
 
 
 def is_plain_factor(factor: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,9 @@ FP8 = ("e4m3", "e5m2")
 
 # Powers of two that put P = 1 near the top of the format; P is never above 1.
 _PROBABILITY_SCALE = {"e4m3": 256.0, "e5m2": 32768.0}
+_LARGEST_E4M3 = 448.0
+_LARGEST_LIFTED = 2.0**23
+"""Largest logit (log2 units) under which the softmax's maximum may bring P's scale along."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,23 @@ class ScorePath:
 
     @property
     def subtract_first(self) -> bool:
-        """Which form of the softmax step holds in P's range: see `kernels.softmax`."""
+        """Which form of the softmax step holds in P's range: see `kernels.softmax`. Not so under a `lift`."""
         return self.operand == "fp16" or self.operand in FP8
+
+    def lift(self, head_dim: int, sigma: float | None) -> float:
+        """log2 of P's scale where the softmax's maximum brings it along (`kernels.softmax`), else 0.
+
+        That takes the fused form, whose common factor 2^delta must not carry P past the format: 2^(8 + delta)
+        stays under e4m3's 448 where delta is at most 0.5, as it is while no logit passes `_LARGEST_LIFTED`.
+        Unscaled e4m3 inputs warrant that by their own range; those of e5m2 and scaled ones do not.
+
+        Args:
+            sigma: the scores' factor to log2 units (`kernels.options.plain_sigma`).
+        """
+        if sigma is None or self.operand != "e4m3" or self.scales_mode != 0:
+            return 0.0
+        largest = _LARGEST_E4M3**2 * head_dim * abs(sigma)
+        return math.log2(self.probability_scale) if largest <= _LARGEST_LIFTED else 0.0
 
     @property
     def output(self) -> torch.dtype:

@@ -8,6 +8,11 @@ Logits are ``x = score * sigma`` (log2 units); the step takes the scores and the
 * subtract first (fp16): ``(score - m) * sigma`` with m = max(score). Past m = 2^27 the common factor of the
   fused form would leave fp16's range, and a row of zeros come out; here there is none, for one more
   instruction an element.
+
+P's scale for fp8 is a product of its own, but in the fused form it may come with the maximum: under ``LIFT``
+m is max(score) * sigma - LIFT, so that weights are 2^LIFT times as large and nothing is multiplied, as in the
+fp8 forward of flash attention 3 (Shah et al. 2024, arXiv 2407.08608). Whatever is relative to m, the
+log-sum-exp and a sink included, needs no other change.
 """
 
 import triton
@@ -22,7 +27,9 @@ def softmax_start(BLOCK_M: tl.constexpr, NEGATIVE: tl.constexpr, SUBTRACT_FIRST:
 
 
 @triton.jit
-def online_softmax_step(b_s, sigma, m_i, l_i, NEGATIVE: tl.constexpr, SUBTRACT_FIRST: tl.constexpr):
+def online_softmax_step(
+    b_s, sigma, m_i, l_i, NEGATIVE: tl.constexpr, SUBTRACT_FIRST: tl.constexpr, LIFT: tl.constexpr = 0.0
+):
     """Fold one tile of scores into the running maximum and row sum.
 
     Args:
@@ -30,10 +37,11 @@ def online_softmax_step(b_s, sigma, m_i, l_i, NEGATIVE: tl.constexpr, SUBTRACT_F
         sigma: fp32 factor to log2 units; NEGATIVE says its sign. Never zero: a zero times a hidden
             pair's infinity would be NaN.
         m_i, l_i: [BM] as `softmax_start` and this function return them.
+        LIFT: log2 of the factor on the probabilities, 0 where SUBTRACT_FIRST.
 
     Returns:
-        b_p: [BM, BN] fp32 probabilities relative to the new maximum, b_alpha: [BM] factor for what was
-        accumulated before, and the new m_i, l_i. NaN scores do not enter the maximum (neither on a GPU
+        b_p: [BM, BN] fp32 probabilities relative to the new maximum, times 2^LIFT, b_alpha: [BM] factor for
+        what was accumulated before, and the new m_i, l_i. NaN scores do not enter the maximum (neither on a GPU
         nor in the interpreter) but do enter b_p, and through it the row.
     """
     b_top = tl.min(b_s, 1) if NEGATIVE else tl.max(b_s, 1)
@@ -44,7 +52,7 @@ def online_softmax_step(b_s, sigma, m_i, l_i, NEGATIVE: tl.constexpr, SUBTRACT_F
         b_p = tl.exp2((b_s - m_base[:, None]) * sigma)
         b_alpha = tl.exp2((m_i - m_base) * sigma)
     else:
-        m_new = tl.maximum(m_i, b_top * sigma)
+        m_new = tl.maximum(m_i, b_top * sigma if LIFT == 0.0 else tl.fma(b_top, sigma, -LIFT))
         m_base = tl.where(m_new == float("-inf"), 0.0, m_new)
         b_p = tl.exp2(tl.fma(b_s, sigma, -m_base[:, None]))
         b_alpha = tl.exp2(m_i - m_base)

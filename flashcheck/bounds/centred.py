@@ -63,8 +63,9 @@ def forward_interval(
     share = weights.carried
     chain = weights.chain + 2 * weights.own_max
     if arithmetic.scale_placement == "exponent_fma":
-        chain = chain + UNIT * (running.abs() + rows.row_max.abs() + 2 * weights.own_max)
-    chain = torch.where(running < rows.row_max, chain, 0.0)
+        chain = chain + UNIT * (running.abs() + rows.row_max.abs() + 2 * (weights.own_max + arithmetic.lift))
+    if not (arithmetic.lift and rows.has_sink):  # [W7] the sink may take over from a lifted maximum
+        chain = torch.where(running < rows.row_max, chain, 0.0)
     chain = (chain + weights.exp_error * weights.rescales).clamp(max=_LIMIT)
     numerator = stored * share
     moved = tiling.per_key(expm1_clipped(chain))
@@ -85,7 +86,7 @@ def forward_interval(
     shares = numerator + slack if unit.alignment or unit.flush_subnormals else numerator
     charged = slack.mul_(1 + gamma).add_(numerator, alpha=gamma)
     error = weighted(rows.problem, charged, rows.sizes)
-    scaled = factor * weights.denominator
+    scaled = weights.scaled
     error = error + unit.floor(num_keys) / scaled
     if lost := flushed(machine):  # [O6]
         error = error + (2 * weights.rescales + 1) * lost / scaled + 2 * lost

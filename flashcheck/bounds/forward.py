@@ -143,8 +143,7 @@ def _out_error(
             moved = deviations.weighted(probability.error)
             softmax = torch.minimum(softmax + (moved + share * softmax) / (1 - share), deviations.hull)
     summed = weighted(problem, charged, rows.sizes)
-    in_units = arithmetic.normalise == "after_product"
-    scaled = arithmetic.probability_scale * (weights.denominator if in_units else torch.ones_like(rows.lse))
+    scaled = weights.scaled
     floor = unit.floor(num_keys) * max(problem.v_descale, 1.0) / scaled
     if lost := flushed(machine):  # [O6]
         floor = floor + (2 * weights.rescales + 1) * lost * max(problem.v_descale, 1.0) / scaled + 2 * lost
@@ -189,7 +188,7 @@ def _lse_error(
 ) -> Tensor:
     """Terms [L1] to [L4] of THEORY.md section 3.7, (B, H, Nq, 1)."""
     rows = weights.rows
-    size = rows.row_max.abs() + weights.own_max
+    size = rows.row_max.abs() + weights.own_max + arithmetic.lift
     constant = 0.0 if errors.additive else errors.constant
     common = constant * rows.row_max.abs() + 2 * UNIT * size
     worst = weights.worst + (float(common.amax()) if common.numel() else 0.0)
@@ -204,7 +203,7 @@ def _lse_error(
     if arithmetic.row_sum == "rounded" and probability.error is not None:  # [L2]
         moved = moved - torch.log1p(-probability.error.sum(-1, keepdim=True).clamp(max=0.999))
     sums = machine.vector.gamma(rows.num_keys) + weights.rescales * UNIT
-    log_sum = torch.log(rows.row_sum).abs() + moved
+    log_sum = torch.log(rows.row_sum).abs() + moved + arithmetic.lift
     logarithm = torch.clamp(machine.log_relative * (log_sum + 2 * sums), min=machine.log_absolute)
     result = moved - math.log1p(-min(sums, 0.999)) + logarithm  # [L3]
     result = result + 2 * UNIT * (log_sum + 1) + 4 * UNIT * size + weights.flush * rows.num_keys  # [L4]

@@ -52,7 +52,8 @@ def forward_variance(
     if num_keys == 0:
         return torch.zeros_like(out), torch.zeros_like(rows.lse)
     deviations = rows.deviations
-    scores = torch.addcmul(_with_sink(noise.variance, rows), rows.gap, rows.gap, value=0.36 * UNIT**2)
+    argument = rows.gap - arithmetic.lift if arithmetic.lift else rows.gap
+    scores = torch.addcmul(_with_sink(noise.variance, rows), argument, argument, value=0.36 * UNIT**2)
     scores.add_((weights.exp_error / 1.73) ** 2)
     p_square = p.square()
     scores.mul_(p_square)
@@ -85,8 +86,8 @@ def forward_variance(
         drift_total = drift.sum(-1, keepdim=True)
         total = total + drift_total.square()
         variance.add_((weighted(problem, drift, rows.values) - out * drift_total).square())
-    total = total + 3 * (ROUNDING_RMS * UNIT * rows.row_max).square()
-    log_sum = torch.log(rows.row_sum).abs()
+    total = total + 3 * (ROUNDING_RMS * UNIT * (rows.row_max.abs() + arithmetic.lift)).square()
+    log_sum = torch.log(rows.row_sum).abs() + arithmetic.lift
     logarithm = (machine.log_relative * log_sum).clamp(min=machine.log_absolute) / 1.73
     total = total + torch.where(log_sum == 0, 0.0, logarithm).square()
     return variance, total
@@ -182,14 +183,14 @@ def _probability_rounding(
         size = rows.lse.abs() + 1
     elif weights.tiling.running_max is None:  # most weights are rounded against the final maximum
         weight, share = rows.p * rows.row_sum, 1.0 / rows.row_sum
-        size = rows.row_max.abs() + rows.gap
+        size = rows.row_max.abs() + arithmetic.lift + rows.gap
     elif known:
         return _rounding_in_tiles(weights)
     else:
         running = weights.tiling.running_max
         weight = weights.in_tiles
         share = weights.carried
-        size = weights.tiling.per_key(running.abs()) + rows.gap
+        size = weights.tiling.per_key(running.abs()) + arithmetic.lift + rows.gap
     value = weight if factor == 1.0 else weight * factor
     spacing = ulp(value, fmt)
     stored = round_to_spacing(value, spacing, fmt)
@@ -219,6 +220,7 @@ def _rounding_in_tiles(weights: WeightErrors) -> tuple[Tensor, Tensor]:
     # A representable operand (P = 1 at the maximum) rounds to itself, unless fp32 errors move it: few do.
     exact = (shift == 0).logical_and_(weight > 0)
     size = weights.tiling.per_key(running.abs()).expand_as(weight)[exact] + rows.gap[exact]
+    size += weights.arithmetic.lift
     some = weight[exact]
     moved = torch.minimum(some * (ROUNDING_RMS * UNIT) * size, half_ulp(some * factor, fmt).div_(factor))
     variance = torch.zeros_like(weight)

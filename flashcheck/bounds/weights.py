@@ -108,6 +108,16 @@ class WeightErrors:
         assert running is not None
         return self.tiling.per_key(torch.exp(running - rows.row_max) / rows.row_sum)
 
+    @property
+    def scaled(self) -> Tensor:
+        """Lower limit of the divisor of the unnormalised sums, in their own units (B, H, Nq, 1)."""
+        arithmetic = self.arithmetic
+        if arithmetic.normalise == "before_product":
+            return torch.full_like(self.denominator, arithmetic.probability_scale)
+        # [W7] A sink may be the last reference, and is not lifted.
+        unlifted = arithmetic.lift and self.rows.has_sink
+        return self.denominator * (1.0 if unlifted else arithmetic.probability_scale)
+
     def growth(self, error: Tensor | None = None) -> Tensor:
         """At least p (exp(error) - 1), (B, H, Nq, n); the relative errors by default."""
         if error is None and self.moved is not None:
@@ -118,17 +128,18 @@ class WeightErrors:
 def weight_errors(
     rows: SoftmaxRows, errors: ScoreError, arithmetic: Arithmetic, machine: Machine
 ) -> WeightErrors:
-    """Terms [W1] to [W6] of THEORY.md section 3.2 to 3.4."""
+    """Terms [W1] to [W7] of THEORY.md section 3.2 to 3.4."""
     own, gap = rows.own, rows.gap
     own_max = own.amax(-1, keepdim=True) if rows.num_keys else torch.zeros_like(rows.row_max)
-    size = rows.row_max.abs() + own_max
+    lift = arithmetic.lift  # [W7]
+    size = rows.row_max.abs() + own_max + lift
     exponential = exponential_of(arithmetic, machine)
     exp_error = exponential.log_error
     constant = 0.0 if errors.additive else errors.constant
     roundings = 2 if arithmetic.scale_placement == "exponent_subtract_first" else 1
     # Score errors, [W1] the constant and [W2] the argument: u (gap + own + own_max) and constant * gap.
     base = (own * (1 + roundings * UNIT)).add_(gap, alpha=constant + roundings * UNIT)
-    common = roundings * UNIT * own_max
+    common = roundings * UNIT * (own_max + lift)
     tiling = tiling_of(rows, arithmetic)
     running, rescales = tiling.running_max, tiling.rescales
     fma = arithmetic.scale_placement == "exponent_fma"
@@ -137,10 +148,11 @@ def weight_errors(
         reference = torch.maximum((rows.row_max - gap).abs(), rows.row_max.abs())
     else:
         behind, reference = rows.row_max - running, running.abs()
+    reference = reference + lift
     chain, mismatch = torch.zeros_like(own_max), torch.zeros_like(own_max)
     if rescales:  # [W3], [W4]
         stale = arithmetic.rescale_threshold * math.log(2.0)
-        chain = 2 * UNIT * (behind + 2 * own_max + stale)
+        chain = 2 * UNIT * (behind + 2 * own_max + stale + lift)
         if fma:
             mismatch = UNIT * (reference + own_max + size)
     steps = common + chain + mismatch + exp_error * (1 + rescales)  # [W5]
@@ -177,7 +189,7 @@ def weight_errors(
         tiling=tiling,
         rescales=rescales,
         exponential=exponential,
-        flush=(1 + rescales) * exponential.flush
+        flush=(1 + rescales) * exponential.flush * (math.exp(lift) if rows.has_sink else 1.0)
         + (flushed(machine) if arithmetic.normalise == "before_product" else 0.0),
         worst=worst,
         spread=spread,

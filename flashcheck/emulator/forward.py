@@ -23,7 +23,8 @@ class Partial:
 
     Attributes:
         reference: (B, H, Nq) maximum that is subtracted, in the units of the score tile; -inf: none yet.
-        row_sum: (B, H, Nq); total: (B, H, Nq, dv) unnormalised output, times the probability scale.
+        row_sum: (B, H, Nq), lifted where the exponent is; total: (B, H, Nq, dv) unnormalised output, times
+            the probability scale.
     """
 
     reference: Tensor
@@ -75,9 +76,9 @@ def _start(problem: Problem) -> Partial:
 
 
 def _start_with_sink(start: Partial, sink: Tensor, scores: Scores) -> Partial:
-    """The sink as a key that was seen before all others: it is the reference, its weight is 1."""
+    """The sink as a key that was seen before all others: it is the reference, its weight is 1, or lifted."""
     reference = (sink.float() / fp32(scores.natural)).view(1, -1, 1).expand_as(start.reference)
-    return Partial(reference, torch.where(torch.isneginf(reference), 0.0, 1.0), start.total)
+    return Partial(reference, torch.where(torch.isneginf(reference), 0.0, scores.lifted), start.total)
 
 
 def _visit(scores: Scores, values: _Values, tiles: list[slice], state: Partial) -> Partial:
@@ -89,8 +90,9 @@ def _visit(scores: Scores, values: _Values, tiles: list[slice], state: Partial) 
         reference = _next_reference(state.reference, tile, scores)
         state = _rescaled(state, reference, scores)
         p = torch.where(seen, scores.weigh(scores.exponent(tile, reference)), 0.0)
-        rounded = round_to(p * fp32(arithmetic.probability_scale), arithmetic.probability_format)
-        summand = rounded / fp32(arithmetic.probability_scale) if arithmetic.row_sum == "rounded" else p
+        factor = fp32(arithmetic.probability_scale / scores.lifted)
+        rounded = round_to(p * factor, arithmetic.probability_format)
+        summand = rounded / factor if arithmetic.row_sum == "rounded" else p
         state = Partial(
             reference,
             add_up(summand, state.row_sum, vector),
@@ -129,14 +131,13 @@ def _merge(one: Partial, other: Partial, scores: Scores) -> Partial:
 def _finish(state: Partial, scores: Scores) -> ForwardResult:
     """Adds the sink, divides, and stores."""
     arithmetic, machine, problem = scores.arithmetic, scores.machine, scores.problem
-    maximum = state.reference * fp32(scores.natural)
-    maximum = torch.where(torch.isneginf(state.reference), -torch.inf, maximum)
+    maximum = scores.maximum(state.reference)
     row_sum, total = state.row_sum, state.total
     if problem.sink is not None and arithmetic.sink_position == "last":
         maximum, factor, sink = _with_sink(maximum, problem.sink, scores)
         row_sum = row_sum * factor + sink
         total = kept(kept(total, machine) * factor.unsqueeze(-1), machine)
-    divisor = row_sum * fp32(arithmetic.probability_scale)
+    divisor = row_sum * fp32(arithmetic.probability_scale / scores.lifted)
     inverse = _inverse(divisor, scores)
     out = kept(kept(total, machine) * (inverse * fp32(problem.v_descale)).unsqueeze(-1), machine)
     return ForwardResult(

@@ -12,7 +12,7 @@ from kernels.hopper.launch import band_constants, ends, tiles_of, work_arguments
 from kernels.hopper.order import work_item
 from kernels.hopper.packed import masked_rows, part_of_rows, placed
 from kernels.hopper.pipelined import launch_hopper_pipelined, pipelined_possible
-from kernels.launch import device_of, with_strides
+from kernels.launch import device_of, softmax_constants, with_strides
 from kernels.launched import Launch, layout, remembered
 from kernels.masking import band_sees, row_sees_any, tile_range
 from kernels.operands import Operands
@@ -68,6 +68,7 @@ def _hopper_forward_kernel(
     PACKED: tl.constexpr,
     FORMAT: tl.constexpr,
     P_SCALE: tl.constexpr,
+    LIFT: tl.constexpr,
     PROMOTE: tl.constexpr,
     SCALES: tl.constexpr,
     V_COLUMNS: tl.constexpr,
@@ -128,7 +129,7 @@ def _hopper_forward_kernel(
                     HAS_RIGHT,
                 )
                 b_s = tl.where(m_seen, b_s, float("inf") if NEGATIVE else float("-inf"))
-            b_p, b_alpha, m_i, l_i = online_softmax_step(b_s, sigma, m_i, l_i, NEGATIVE, SUBTRACT_FIRST)
+            b_p, b_alpha, m_i, l_i = online_softmax_step(b_s, sigma, m_i, l_i, NEGATIVE, SUBTRACT_FIRST, LIFT)
             if i_part == 3:
                 # Weights of the next segment's rows are zero, but zero times their NaN is not.
                 b_v = masked_rows(p_v, s_v[2], k_start, i_n + o_n, n_keys, D, BLOCK_D, 0)[0]
@@ -225,13 +226,12 @@ def launch_hopper_products(
                 **band_constants(chosen, q, options),
                 "BLOCK_D": padded(head_dim),
                 "FORMAT": path.operand,
-                "P_SCALE": path.probability_scale,
                 "PROMOTE": path.promote,
                 "SCALES": path.scales_mode,
                 "V_COLUMNS": fp8,
                 "HAS_TAIL": packed is not None or banded or num_keys % chosen.block_n != 0,
                 "NEGATIVE": options.sigma < 0,
-                "SUBTRACT_FIRST": path.subtract_first,
+                **softmax_constants(options, path, head_dim),
             },
         )
 

@@ -32,7 +32,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.hopper.calls import section_heads
 from kernels.hopper.launch import ends, tiles_of
-from kernels.launch import device_of
+from kernels.launch import device_of, softmax_constants
 from kernels.launched import Launch, layout, remembered
 from kernels.operands import Operands
 from kernels.options import Options
@@ -174,7 +174,7 @@ def _give_turn(turns, I_GROUP: gl.constexpr, TURNS: gl.constexpr):
 
 
 @gluon.jit
-def _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST: gl.constexpr):
+def _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST: gl.constexpr, LIFT: gl.constexpr):
     """`kernels.softmax.online_softmax_step` for a positive factor."""
     top = gl.max(s, 1)
     if SUBTRACT_FIRST:
@@ -183,7 +183,7 @@ def _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST: gl.constexpr):
         p = gl.exp2((s - m_base[:, None]) * sigma)
         alpha = gl.exp2((m_i - m_base) * sigma)
     else:
-        m_new = gl.maximum(m_i, top * sigma)
+        m_new = gl.maximum(m_i, top * sigma if LIFT == 0.0 else gl.fma(top, sigma, -LIFT))
         m_base = gl.where(m_new == float("-inf"), 0.0, m_new)
         p = gl.exp2(gl.fma(s, sigma, -m_base[:, None]))
         alpha = gl.exp2(m_i - m_base)
@@ -298,6 +298,7 @@ def _compute(
     PROMOTE: gl.constexpr = PATH[2]
     SCALED: gl.constexpr = PATH[3]
     TURNS: gl.constexpr = PATH[4]
+    LIFT: gl.constexpr = PATH[5]
     dtype: gl.constexpr = k_ring.dtype
     FP8: gl.constexpr = dtype.primitive_bitwidth == 8
     DEPTH: gl.constexpr = 256 // dtype.primitive_bitwidth
@@ -347,7 +348,7 @@ def _compute(
                 for i in range(part_start, part_stop):
                     if i_part == 1:
                         s = gl.where(i * BLOCK_N + o_n <= last, s, float("-inf"))
-                    p, alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST)
+                    p, alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST, LIFT)
                     b_p = _weights(p, dtype, of_operand, P_SCALE)
                     slot = (done + i) % STAGES
                     after = (done + i + 1) % STAGES
@@ -373,7 +374,7 @@ def _compute(
             mbarrier.arrive(q_empty.index(I_GROUP))
             slot = (done + n_before) % STAGES
             s = gl.where(n_before * BLOCK_N + o_n <= last, s, float("-inf"))
-            p, alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST)
+            p, alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST, LIFT)
             b_p = _weights(p, dtype, of_operand, P_SCALE)
             mbarrier.wait(v_full.index(slot), ((done + n_before) // STAGES) & 1)
             b_v = v_ring.index(slot).reshape([BLOCK_D, BLOCK_N]).permute((1, 0))
@@ -386,7 +387,7 @@ def _compute(
         else:
             if n_full == 0:
                 s = gl.where(o_n <= last, s, float("-inf"))
-            p, alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST)
+            p, alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST, LIFT)
             b_p = _weights(p, dtype, of_operand, P_SCALE)
             # Tiles that all rows see, and the others. A turn starts the scores of its keys and the product
             # with the values of the keys before; the softmax runs beside the latter.
@@ -411,7 +412,7 @@ def _compute(
                     mbarrier.arrive(k_empty.index(slot))
                     if i_part == 1:
                         s = gl.where(i * BLOCK_N + o_n <= last, s, float("-inf"))
-                    p, alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST)
+                    p, alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST, LIFT)
                     b_next = _weights(p, dtype, of_operand, P_SCALE)
                     # The weights are named so that their registers stay as they are until they were read.
                     if TWO:
@@ -473,11 +474,11 @@ def _hopper_pipelined_kernel(
     D: gl.constexpr, BLOCK_D: gl.constexpr, BLOCK_D2: gl.constexpr, BLOCK_N: gl.constexpr,
     GROUPS: gl.constexpr, STAGES: gl.constexpr,
     HAS_RIGHT: gl.constexpr, BOTTOM_RIGHT: gl.constexpr, SUBTRACT_FIRST: gl.constexpr, P_SCALE: gl.constexpr,
-    PROMOTE: gl.constexpr, SCALED: gl.constexpr, TURNS: gl.constexpr,
+    LIFT: gl.constexpr, PROMOTE: gl.constexpr, SCALED: gl.constexpr, TURNS: gl.constexpr,
     PACKED: gl.constexpr,
 ):  # fmt: skip
     FP8: gl.constexpr = d_v.dtype.primitive_bitwidth == 8
-    PATH: gl.constexpr = (SUBTRACT_FIRST, P_SCALE, PROMOTE, SCALED, TURNS)
+    PATH: gl.constexpr = (SUBTRACT_FIRST, P_SCALE, PROMOTE, SCALED, TURNS, LIFT)
     SIZES: gl.constexpr = (GROUPS * _GROUP_ROWS, BLOCK_N, HAS_RIGHT, BOTTOM_RIGHT, BLOCK_D, BLOCK_D2, PACKED)
     q_ring = gl.allocate_shared_memory(d_q.dtype, [GROUPS, 1, 1, _GROUP_ROWS, BLOCK_D], d_q.layout)
     k_ring = gl.allocate_shared_memory(d_k.dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D], d_k.layout)
@@ -619,8 +620,7 @@ def launch_hopper_pipelined(
                 "STAGES": tile.num_stages,
                 "HAS_RIGHT": options.right is not None,
                 "BOTTOM_RIGHT": options.bottom_right,
-                "SUBTRACT_FIRST": path.subtract_first,
-                "P_SCALE": path.probability_scale,
+                **softmax_constants(options, path, head_dim),
                 "PROMOTE": path.promote,
                 "SCALED": path.scales_mode == 1,
                 "TURNS": turns,

@@ -66,6 +66,34 @@ VARIANTS = {
         "probability_scale": 448.0,
     },
 }
+LIFTS = {
+    "e4m3": {"probability_format": ARITHMETICS["flash.e4m3"].probability_format, "probability_scale": 256.0},
+    "e4m3, split": {
+        "probability_format": ARITHMETICS["flash.e4m3"].probability_format,
+        "probability_scale": 256.0,
+        "splits": 2,
+    },
+    "far": {"probability_scale": 2.0**100},
+}
+LIFTED_OPTIONS = {
+    name: {**OPTIONS[name], "heads": (2, 1)} for name in ("plain", "causal", "huge logits", "offset scores")
+} | {
+    # Under the maximum by less than the lift of 5.5: the sink takes over from it.
+    "sinks": {"heads": (2, 1), "sizes": (2.0, 1.5, 1.0), "sink": torch.tensor([0.5, 2.0])},
+    "sink above": {"heads": (2, 1), "sink": torch.tensor([30.0, 90.0])},
+}
+
+
+@pytest.mark.parametrize("options", LIFTED_OPTIONS.values(), ids=LIFTED_OPTIONS)
+@pytest.mark.parametrize("changes", LIFTS.values(), ids=LIFTS)
+@pytest.mark.parametrize("machine", [IEEE, HOPPER], ids=lambda m: m.name)
+def test_a_lifted_exponent(machine, changes, options):
+    tiled = {"block_keys": 16, "order": "ascending", "probability_scale_placement": "exponent"}
+    for seed in (1, 2):
+        for position in ("first", "last"):
+            arithmetic = replace(flash(BF16), **{**tiled, **changes}, sink_position=position)
+            worst = margins(problem(seed=seed, **options), arithmetic, machine)
+            assert max(worst.values()) <= 1, worst
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)

@@ -54,6 +54,10 @@ LARGE_BIAS: dict[str, object] = {
     "bias": 1e4 + 0.1 * normal((1, 1, 24, 4), 5).float(),
 }
 
+SMALL_SCORES: dict[str, object] = {"sizes": (0.01, 1.0, 1.0)}
+LIFTED = flash(FP32, probability_scale=2.0**100, probability_scale_placement="exponent")
+"""A lift far beyond any use, so that its rounding stands out."""
+
 CASES = {
     "S1": Case("lse", run=machine(bf16=COARSE), model=machine(bf16=EXACT)),
     "S2": Case("lse", replace(WIDE, score_format=BF16), judge={"score_format": None}),
@@ -63,6 +67,9 @@ CASES = {
     "S8": Case("lse", replace(WIDE, scaled_score_format=BF16), judge={"scaled_score_format": None}),
     "W5": Case("out", replace(WIDE, exp_error=2.0**-9), judge={"exp_error": None}),
     "W5 flush": Case("out", replace(WIDE, exp_flush=2.0**-5), judge={"exp_flush": None}),
+    "W7": Case("lse", LIFTED, judge={"probability_scale_placement": "product"}, options=SMALL_SCORES),
+    "W7, rounding of P": Case("out.C", replace(LIFTED, probability_format=BF16, block_keys=16),
+                              judge={"probability_scale_placement": "product"}, options=SMALL_SCORES),
     "P1": Case("out", replace(WIDE, probability_format=BF16), judge={"probability_format": FP32}),
     "O1": Case("out", run=machine(vector=COARSE), model=machine(vector=EXACT)),
     "O2": Case("out", run=machine(fp16=COARSE), model=machine(fp16=EXACT)),

@@ -129,6 +129,15 @@ def test_effective_scale_folds_the_descales() -> None:
         ({"scale_placement": "output"}, "Arithmetic.scale_placement"),
         ({"score_scale": 0.0}, "Arithmetic.score_scale"),
         ({"probability_scale": math.inf}, "Arithmetic.probability_scale"),
+        (
+            {"probability_scale": 448.0, "probability_scale_placement": "exponent"},
+            "Arithmetic.probability_scale",
+        ),
+        (
+            {"probability_scale_placement": "exponent", "scale_placement": "scores"},
+            "Arithmetic.probability_scale_placement",
+        ),
+        ({"probability_scale_placement": "sum"}, "Arithmetic.probability_scale_placement"),
         ({"block_keys": 0}, "Arithmetic.block_keys"),
         ({"scale_roundings": -1}, "Arithmetic.scale_roundings"),
         ({"splits": 0}, "Arithmetic.splits"),

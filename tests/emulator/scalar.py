@@ -44,7 +44,8 @@ def scalar_forward(
             factor = rounded(math.exp(rounded(m - new)))
         total, acc, m = rounded(total * factor), [rounded(x * factor) for x in acc], new
         for j in keys:
-            weight = rounded(_weight(s[j], m, constant, a, fused=fused))
+            weight = rounded(_weight(s[j], m, constant, a, fused=fused))  # of c times the weight, if lifted
+            weight /= a.probability_scale if a.lift else 1.0
             stored = rounded(rounded(weight * a.probability_scale), a.probability_format)
             total = rounded(total + (stored / a.probability_scale if a.row_sum == "rounded" else weight))
             for d in range(p.value_dim):
@@ -52,6 +53,9 @@ def scalar_forward(
     inverse = rounded(1 / rounded(total * a.probability_scale))
     out = [rounded(rounded(x * inverse), a.output_format) for x in acc]
     maximum = rounded(m * scale) if base2 else m
+    if a.lift:
+        maximum = rounded(_lifted(m, constant, a, fused=fused) * rounded(math.log(2.0)))
+        total *= a.probability_scale
     return out, rounded(maximum + rounded(math.log(total)))
 
 
@@ -60,5 +64,13 @@ def _weight(s: float, m: float, constant: float, a: Arithmetic, *, fused: bool) 
         return 2.0 ** rounded(rounded(s - m) * constant)
     if a.scale_placement == "exponent_fma":
         product = s * constant if fused else rounded(s * constant)
-        return 2.0 ** rounded(product - rounded(m * constant))
+        return 2.0 ** rounded(product - _lifted(m, constant, a, fused=fused))
     return math.exp(rounded(s - m))
+
+
+def _lifted(m: float, constant: float, a: Arithmetic, *, fused: bool) -> float:
+    """What the exponent subtracts: the maximum in log2 units, less the log2 of P's scale under a lift."""
+    if not a.lift:
+        return rounded(m * constant)
+    product = m * constant if fused else rounded(m * constant)
+    return rounded(product - math.log2(a.probability_scale))

@@ -30,8 +30,13 @@ TOLERANCE = {"fp16": 4e-3, "bf16": 3e-2, "fp32": 1e-5, "e4m3": 0.3, "e5m2": 0.6}
         flash(FP32, block_keys=4, order="ascending", scale_placement="exponent_subtract_first"),
         flash(BF16, block_keys=7, order="ascending", scale_placement="scores", row_sum="rounded"),
         replace(flash(E4M3, block_keys=5, order="ascending", probability_scale=256.0), output_format=BF16),
+        replace(
+            flash(E4M3, block_keys=5, order="ascending", probability_scale=256.0),
+            output_format=BF16,
+            probability_scale_placement="exponent",
+        ),
     ],
-    ids=["bf16", "fp16 descending", "fp32 subtract first", "bf16 scores, rounded sum", "e4m3"],
+    ids=["bf16", "fp16 descending", "fp32 subtract first", "bf16 scores, rounded sum", "e4m3", "e4m3 lifted"],
 )
 @pytest.mark.parametrize("fused", [False, True], ids=["separate", "fused"])
 def test_every_bit_agrees_with_a_scalar_loop(arithmetic: Arithmetic, fused: bool) -> None:
@@ -112,6 +117,7 @@ VARIANTS: dict[str, Arithmetic] = {
     "splits": flash(FP32, splits=3),
     "lazy rescaling": flash(FP32, rescale_threshold=8.0),
     "odd probability scale": flash(FP32, probability_scale=100.0),
+    "lifted exponent": flash(FP32, probability_scale=256.0, probability_scale_placement="exponent"),
     "narrow scores": flash(FP32, score_format=FP16),
     "narrow products": flash(FP32, product_format=BF16),
     "narrow probabilities": flash(FP32, probability_format=FP16),
