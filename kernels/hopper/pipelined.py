@@ -122,7 +122,7 @@ def _load(
     """Role of one warp: queries, keys and values into shared memory, as far ahead as the rings allow."""
     d_q, d_k, d_v, d_q2, d_k2, d_v2 = descriptors
     q_ring, k_ring, v_ring, q_ring2, k_ring2, v_ring2 = rings
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, _turns = barriers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, _turns, _cleared = barriers
     BLOCK_N: gl.constexpr = SIZES[1]
     SECOND: gl.constexpr = SIZES[4]
     TWO: gl.constexpr = SIZES[5] > 0
@@ -242,7 +242,7 @@ def _start_product(b_p, v_ring, slot, acc, BLOCK_N: gl.constexpr):
 
 @gluon.jit
 def _clear_rows(ring, slot, rows_inside, BLOCK_N: gl.constexpr, WIDTH: gl.constexpr):
-    """Zeros in a slot from row ``rows_inside`` on. Both groups may do so at once: they write the same."""
+    """Zeros in a slot from row ``rows_inside`` on."""
     of_rows: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // WIDTH, WIDTH // 8], [4, 1], [1, 0])
     tile = ring.index(slot).reshape([BLOCK_N, WIDTH])
     for first in gl.static_range(0, BLOCK_N, _CLEARED_ROWS):
@@ -284,7 +284,7 @@ def _compute(
     """Role of a group of four warps: 64 queries of each tile."""
     rings, barriers, outputs, factors, sizes, lengths, packing, group, given_sigma = common
     q_ring, k_ring, v_ring, q_ring2, k_ring2, v_ring2 = rings
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns = barriers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, cleared = barriers
     p_o, s_ob, s_oh, s_om, p_lse = outputs
     n_heads = sizes[4]
     total, _, right = lengths
@@ -313,6 +313,7 @@ def _compute(
     nothing_yet = gl.zeros([ROWS, BLOCK_D], gl.float32, of_output)
     done = 0
     i_round = 0
+    n_cleared = 0
     for i_work in range(gl.program_id(0), sizes[0], gl.num_programs(0)):
         i_b, i_h, i_m, n_visited, n_full, q_start, _, n_queries, n_keys = _work(
             i_work, sizes, lengths, packing, SIZES, 4
@@ -430,10 +431,18 @@ def _compute(
                 # Weights of the next segment's keys are zero, but zero times their NaN is not.
                 rows_inside = n_keys - (n_visited - 1) * BLOCK_N
                 if rows_inside < BLOCK_N:
-                    _clear_rows(v_ring, slot, rows_inside, BLOCK_N, BLOCK_D)
-                    if TWO:
-                        _clear_rows(v_ring2, slot, rows_inside, BLOCK_N, BLOCK_D2)
-                    fence_async_shared()
+                    # The first group clears them for both. The second may be one clearing behind, not two:
+                    # the keys of a tile of queries are loaded only when both have read the queries before.
+                    # So two barriers that take turns tell clearings apart.
+                    if I_GROUP == 0:
+                        _clear_rows(v_ring, slot, rows_inside, BLOCK_N, BLOCK_D)
+                        if TWO:
+                            _clear_rows(v_ring2, slot, rows_inside, BLOCK_N, BLOCK_D2)
+                        fence_async_shared()
+                        mbarrier.arrive(cleared.index(n_cleared & 1))
+                    else:
+                        mbarrier.wait(cleared.index(n_cleared & 1), (n_cleared >> 1) & 1)
+                    n_cleared += 1
             product = _start_product(b_p, v_ring, slot, acc, BLOCK_N)
             if TWO:
                 product2 = _start_product(b_p, v_ring2, slot, acc2, BLOCK_N)
@@ -503,6 +512,11 @@ def _hopper_pipelined_kernel(
         turns = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
         for i in gl.static_range(GROUPS):
             mbarrier.init(turns.index(i), 1)
+    cleared = q_full
+    if PACKED:
+        cleared = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(2):
+            mbarrier.init(cleared.index(i), 1)
     for i in gl.static_range(GROUPS):
         mbarrier.init(q_full.index(i), 1)
         mbarrier.init(q_empty.index(i), 1)
@@ -512,7 +526,7 @@ def _hopper_pipelined_kernel(
         mbarrier.init(k_empty.index(i), GROUPS)
         mbarrier.init(v_empty.index(i), GROUPS)
     rings = (q_ring, k_ring, v_ring, q_ring2, k_ring2, v_ring2)
-    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, turns)
+    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, turns, cleared)
     sizes = (n_work, n_tiles, n_rows, section, n_heads)
     descriptors = (d_q, d_k, d_v, d_q2, d_k2, d_v2)
     outputs = (p_o, s_ob, s_oh, s_om, p_lse)

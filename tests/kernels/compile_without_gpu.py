@@ -2,6 +2,7 @@
 
 ``--fingerprint FILE`` keeps hashes of the code of all launches, those of the tuned tiles too.
 ``--against FILE`` names those that differ from what was kept, and exits with 1 where any does.
+Without them, too, it exits with 1 where several groups of warps of a kernel write to the same shared memory.
 
 The interpreter accepts much that the compiler refuses: a name that changes its type in a loop, a constant
 assigned twice. A stand-in driver names the target, and a launch compiles without running.
@@ -9,6 +10,7 @@ assigned twice. A stand-in driver names the target, and a launch compiles withou
 
 import argparse
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -150,6 +152,15 @@ def compile_options():
     compile_decode(torch.float8_e4m3fn, torch.zeros(2, 1, dtype=torch.int32), scale=-1.0, **paged)
 
 
+def writers(ttgir):
+    """How many roles of warps store to shared memory by themselves, where a kernel has roles.
+
+    What the copy engine writes is not counted.
+    """
+    _, _, roles = ttgir.partition("ttg.warp_specialize(")
+    return sum("ttg.local_store" in role for role in re.split(r"\n    partition\d+\(", roles))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fingerprint", type=Path, help="where the hashes go")
@@ -158,16 +169,18 @@ def main():
     triton.knobs.compilation.disable_line_info = True
     tuning.architecture = lambda _: "sm90"
     compiled = compile_only()
-    found = []
     if arguments.fingerprint or arguments.against:
         compile_tuned()
     compile_options()
+    counts = {(k.name, writers(k.asm["ttgir"])) for k in compiled}
+    found = [f"{name}: {n} groups of warps write to the same shared memory" for name, n in counts if n > 1]
     if arguments.fingerprint:
         arguments.fingerprint.write_text(json.dumps(fingerprints(compiled), indent=0) + "\n")
     if arguments.against:
-        found = changed(compiled, arguments.against)
-        same = f"{len(compiled)} launches, the code of {len(compiled) - len(found)} as before"
-        sys.stderr.write("\n".join([*found, same, ""]))
+        other = changed(compiled, arguments.against)
+        found += other
+        sys.stderr.write(f"{len(compiled)} launches, the code of {len(compiled) - len(other)} as before\n")
+    sys.stderr.write("".join(f"{line}\n" for line in found))
     sys.stdout.write(" ".join(sorted({kernel.name for kernel in compiled})))
     return 1 if found else 0
 
