@@ -267,6 +267,9 @@ ARITHMETICS: dict[str, Arithmetic] = {
     "flash.bf16": flash(BF16),
     "flash.fp32": flash(FP32),
     "flash.e4m3": replace(flash(E4M3), output_format=BF16, probability_scale=256.0),
+    "flash.e4m3.lifted": replace(
+        flash(E4M3, probability_scale=256.0, probability_scale_placement="exponent"), output_format=BF16
+    ),
     "flash.e5m2": replace(flash(E5M2), output_format=BF16),
     "eager.fp16": eager_fp32(FP16),
     "eager.bf16": eager_fp32(BF16),
