@@ -41,8 +41,8 @@ def online_softmax_step(
 
     Returns:
         b_p: [BM, BN] fp32 probabilities relative to the new maximum, times 2^LIFT, b_alpha: [BM] factor for
-        what was accumulated before, and the new m_i, l_i. NaN scores do not enter the maximum (neither on a GPU
-        nor in the interpreter) but do enter b_p, and through it the row.
+        what was accumulated before, and the new m_i, l_i. NaN scores do not enter the maximum (neither on a
+        GPU nor in the interpreter) but do enter b_p, and through it the row.
     """
     b_top = tl.min(b_s, 1) if NEGATIVE else tl.max(b_s, 1)
     # The base of a row that has seen nothing yet is 0: exp2(-inf - 0) = 0, where -inf - -inf is NaN.
