@@ -175,9 +175,10 @@ class Run(LongRun):
         out = [
             f"{self.done:,} cases in {self.seconds:.0f} s; {len(self.faults)} faults of the judge or kernels"
         ]
+        width = max([28, *(len(key.split(" ", 1)[0]) + 1 for key in self.lines)])
         out.append(
-            f"{'kernel':<28}{'dtype':<6}{'tensor':<7}{'cases':>6}{'elements':>12}{'worst A':>10}{'over':>6}"
-            f"{'worst C':>10}{'outside':>8}{'R':>8}{'gating R':>9}{'scale':>20}{'cast':>16}"
+            f"{'kernel':<{width}}{'dtype':<6}{'tensor':<7}{'cases':>6}{'elements':>12}{'worst A':>10}"
+            f"{'over':>6}{'worst C':>10}{'outside':>8}{'R':>8}{'gating R':>9}{'scale':>20}{'cast':>16}"
         )
         for key, x in sorted(self.lines.items()):
             name, dtype, tensor = key.rsplit(" ", 2)
@@ -189,7 +190,7 @@ class Run(LongRun):
                 for t in x.scores.values()
             ]
             out.append(
-                f"{name:<28}{dtype:<6}{tensor:<7}{x.cases:>6}{x.elements:>12,}{x.worst:>10.3f}{x.over:>6}"
+                f"{name:<{width}}{dtype:<6}{tensor:<7}{x.cases:>6}{x.elements:>12,}{x.worst:>10.3f}{x.over:>6}"
                 f"{x.worst_algorithm:>10.3f}{x.outside_algorithm:>8}{ratios[0]:>8}{ratios[1]:>9}"
                 f"{amounts[0]:>20}{amounts[1]:>16}"
             )
