@@ -163,17 +163,23 @@ class Pipelined:
     turns: bool = False
 
 
-# (element bytes, sum of `parts`) of what kernels/hopper/pipelined.py takes. As many keys a tile as in
-# _HOPPER_FORWARD, and so one of _FORWARD_SIMPLE. The fastest of `kernels.bench.sweep` on an H200 at 1k, 4k
-# and 16k keys, in 16 bit faster than the kernel in Triton at each. Under a mask fp8 programs that take
-# several tiles are 7 % faster at 4k and 6 % slower at 16k. 192 by `kernels.bench.alternate`, 1.4 to 1.7 times
-# as fast as Triton's; 96 like 128. Not timed below 1024 keys; at head dim 64 slower than Triton's from 4096
-# keys on.
-_HOPPER_PIPELINED: dict[tuple[int, int], Pipelined] = {
-    (2, 96): Pipelined(Tile(128, 128, 8, 2), 1024, True, 4096),
-    (2, 128): Pipelined(Tile(128, 128, 8, 2), 1024, True, 4096),
-    (2, 192): Pipelined(Tile(128, 64, 8, 3), 1024, True, 4096),
-    (1, 128): Pipelined(Tile(128, 128, 8, 2), 1024, True, 8192),
+# (element bytes, sum of `parts`) -> when and how kernels/hopper/pipelined.py takes it, most keys first. As
+# many keys a tile as in _HOPPER_FORWARD, and so one of _FORWARD_SIMPLE. The fastest of `kernels.bench.sweep`
+# on an H200 at 1k, 4k and 16k keys, in 16 bit faster than the kernel in Triton at each. Under a mask fp8
+# programs that take several tiles are 7 % faster at 4k and 6 % slower at 16k. 192 by
+# `kernels.bench.alternate`, 1.4 to 1.7 times as fast as Triton's; 96 like 128. Not timed below 1024 keys.
+# 64 in calls that took turns: two groups of warps are slower than Triton's kernel from 4k on; three are 10 %
+# faster at 4k and 14 % at 16k, under a mask 2 % and 9 % (that with a program a tile, 5 % less with several);
+# four with half the keys, which _HOPPER_FORWARD has below 2048, 9 % at 1k, and 2 % under a mask.
+_HOPPER_PIPELINED: dict[tuple[int, int], tuple[Pipelined, ...]] = {
+    (2, 64): (
+        Pipelined(Tile(192, 128, 12, 3), 2048, True, 8192),
+        Pipelined(Tile(256, 64, 16, 4), 1024, True, 2048),
+    ),
+    (2, 96): (Pipelined(Tile(128, 128, 8, 2), 1024, True, 4096),),
+    (2, 128): (Pipelined(Tile(128, 128, 8, 2), 1024, True, 4096),),
+    (2, 192): (Pipelined(Tile(128, 64, 8, 3), 1024, True, 4096),),
+    (1, 128): (Pipelined(Tile(128, 128, 8, 2), 1024, True, 8192),),
 }
 # The same of packed segments, by the sum of `parts`. Swept at 128, segments of 1k, 4k and 16k keys: from 4k
 # on 9 to 29 % faster than Triton's (64, 64, 4, 3), and at 1k 6 % slower under a mask. Programs that take
@@ -376,10 +382,13 @@ def pipelined_tile(
     ``packed``: as in `hopper_tile`.
     """
     held = sum(parts(head_dim, element_bytes))
-    dense = packed is None
-    entry = _HOPPER_PIPELINED.get((element_bytes, held)) if dense else _HOPPER_PIPELINED_PACKED.get(held)
-    keys = num_keys if packed is None else packed
-    if entry is None or keys < entry.fewest_keys:
+    if packed is None:
+        keys, entries = num_keys, _HOPPER_PIPELINED.get((element_bytes, held), ())
+    else:
+        keys, of_packed = packed, _HOPPER_PIPELINED_PACKED.get(held)
+        entries = () if of_packed is None else (of_packed,)
+    entry = next((x for x in entries if keys >= x.fewest_keys), None)
+    if entry is None:
         return None
     persistent = keys < entry.persistent_masked_below if banded else entry.persistent
     return entry.tile, persistent, entry.turns
@@ -425,10 +434,13 @@ def hopper_tables() -> dict[str, list[tuple[int, Tile]]]:
     banded: dict[str, list[tuple[int, Tile]]] = {"dq": [], "dkdv": [], "dk": [], "dv": []}
     for (kernel, dim), tiles in _HOPPER.items():
         banded[kernel] += [(dim, tile) for tile in dict.fromkeys(tiles)]
+    pipelined: dict[int, list[tuple[int, Tile]]] = {1: [], 2: []}
+    for (element_bytes, dim), entries in _HOPPER_PIPELINED.items():
+        pipelined[element_bytes] += [(dim, entry.tile) for entry in entries]
     return {
         "forward": [(dim, tile) for dim, tiles in _HOPPER_FORWARD.items() for _, tile in tiles],
-        "pipelined": [(dim, entry.tile) for (size, dim), entry in _HOPPER_PIPELINED.items() if size == 2],
-        "pipelined fp8": [(dim, entry.tile) for (size, dim), entry in _HOPPER_PIPELINED.items() if size == 1],
+        "pipelined": pipelined[2],
+        "pipelined fp8": pipelined[1],
         "pipelined packed": [(dim, entry.tile) for dim, entry in _HOPPER_PIPELINED_PACKED.items()],
         "packed forward": [(dim, tile) for dim, tiles in _HOPPER_PACKED.items() for _, tile in tiles],
         "fp8": list(_HOPPER_FP8.items()),

@@ -1,14 +1,19 @@
-"""The forward pass with its warps in roles: one loads, two groups compute, each with two products in flight.
+"""The forward pass with its warps in roles: one loads, groups of four compute, two products in flight each.
 
 Triton's own pipeline waits for every product before the softmax. Here, in Gluon, the product with the last
-values runs beside the softmax of the next scores, and while one group exponentiates the other multiplies
-(flash attention 3, Shah et al. 2024, arXiv 2407.08608, section 3.2). Only for Hopper, and not in the
-interpreter, where Gluon has no meaning: `kernels.hopper.forward` computes the same, with the same rounding
-points in the same order, bit by bit where tiles hold as many keys.
+values runs beside the softmax of the next scores (the assembler says, beside its maxima: kernels/README.md),
+and while one group exponentiates another multiplies (flash attention 3, Shah et al. 2024, arXiv 2407.08608,
+section 3.2). Only for Hopper, and not in the interpreter, where Gluon has no meaning:
+`kernels.hopper.forward` computes the same, with the same rounding points in the same order, bit by bit where
+tiles hold as many keys.
 
 Keys and values go through rings of STAGES tiles. A tile's "full" barrier opens when it has arrived, its
 "empty" barrier when all groups have read it. Each group's queries have such a pair too: a program may work on
 several tiles of queries, one after the other.
+
+There are two groups, or three or four with fewer registers each: these convert the weights late, in place of
+the scores, and each visits no more tiles than its own rows see. At head dim 64, where products are short
+beside the exponentials, the matrix unit idles less that way.
 
 A head dim between two powers of two is split into one and a half of it, and no product meets the padding: 96
 is 64 and 32, 192 is 128 and 64 (rings, descriptors and accumulators of the second part end in 2). The sums
@@ -74,6 +79,38 @@ def _bounds(i_segment, p_cu, total):
 
 
 @gluon.jit
+def _spread(i_work, i_round, n_work, SPREAD: gl.constexpr):
+    """Another work of the same round: programs change places by one each round, but for the last.
+
+    Where the tiles of a head divide the programs, some would have its last tile, which may be nearly empty,
+    in each round, and the others never.
+    """
+    if SPREAD:
+        i_first = i_work - gl.program_id(0)
+        turned = i_first + (gl.program_id(0) + i_round) % gl.num_programs(0)
+        i_work = gl.where(i_first + gl.num_programs(0) <= n_work, turned, i_work)
+    return i_work
+
+
+@gluon.jit
+def _reach(i_m, n_queries, n_keys, right, SIZES: gl.constexpr, ROWS: gl.constexpr, MAY_BE_PAST: gl.constexpr):
+    """Of ROWS queries from i_m on: tiles of keys to visit, one at least, and how many of them need no mask.
+
+    MAY_BE_PAST: the first query may be past the end.
+    """
+    BLOCK_N: gl.constexpr = SIZES[1]
+    stop = n_keys
+    if MAY_BE_PAST:
+        stop = gl.where(i_m < n_queries, n_keys, 0)
+    full = stop
+    if SIZES[2]:
+        shift = n_keys - n_queries if SIZES[3] else 0 * n_keys
+        stop = gl.minimum(stop, gl.minimum(i_m + ROWS, n_queries) + shift + right)
+        full = gl.minimum(full, i_m + shift + right + 1)
+    return gl.maximum((stop + BLOCK_N - 1) // BLOCK_N, 1), gl.maximum(full, 0) // BLOCK_N
+
+
+@gluon.jit
 def _work(i_work, sizes, lengths, packing, SIZES: gl.constexpr, WARPS: gl.constexpr):
     """`kernels.hopper.order.work_item`, where it lies, and how far the keys of that tile of queries reach.
 
@@ -86,9 +123,6 @@ def _work(i_work, sizes, lengths, packing, SIZES: gl.constexpr, WARPS: gl.conste
     n_queries, n_keys, right = lengths
     p_cu_q, p_cu_k, n_segments = packing
     BLOCK_M: gl.constexpr = SIZES[0]
-    BLOCK_N: gl.constexpr = SIZES[1]
-    HAS_RIGHT: gl.constexpr = SIZES[2]
-    BOTTOM_RIGHT: gl.constexpr = SIZES[3]
     i_section = i_work // (section * n_tiles)
     heads_here = gl.minimum(section, n_rows - i_section * section)
     i_local = i_work - i_section * section * n_tiles
@@ -101,28 +135,20 @@ def _work(i_work, sizes, lengths, packing, SIZES: gl.constexpr, WARPS: gl.conste
         q_start, n_queries = _bounds(i_s, p_cu_q, n_queries)
         k_start, n_keys = _bounds(i_s, p_cu_k, n_keys)
     i_m = i_t * BLOCK_M
-    stop = n_keys
-    if SIZES[6]:
-        stop = gl.where(i_m < n_queries, n_keys, 0)
-    full = stop
-    if HAS_RIGHT:
-        shift = n_keys - n_queries if BOTTOM_RIGHT else 0 * n_keys
-        stop = gl.minimum(stop, gl.minimum(i_m + BLOCK_M, n_queries) + shift + right)
-        full = gl.minimum(full, i_m + shift + right + 1)
-    n_visited = gl.maximum((stop + BLOCK_N - 1) // BLOCK_N, 1)
-    n_full = gl.maximum(full, 0) // BLOCK_N
+    n_visited, n_full = _reach(i_m, n_queries, n_keys, right, SIZES, BLOCK_M, SIZES[6])
     return i_bh // n_heads, i_bh % n_heads, i_m, n_visited, n_full, q_start, k_start, n_queries, n_keys
 
 
 @gluon.jit
 def _load(
     descriptors, rings, barriers, sizes, lengths, packing, group,
-    SIZES: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, FP8: gl.constexpr,
+    SIZES: gl.constexpr, STAGES: gl.constexpr, FP8: gl.constexpr,
 ):  # fmt: skip
     """Role of one warp: queries, keys and values into shared memory, as far ahead as the rings allow."""
     d_q, d_k, d_v, d_q2, d_k2, d_v2 = descriptors
     q_ring, k_ring, v_ring, q_ring2, k_ring2, v_ring2 = rings
     q_full, q_empty, k_full, k_empty, v_full, v_empty, _turns, _cleared = barriers
+    GROUPS: gl.constexpr = SIZES[0] // _GROUP_ROWS
     BLOCK_N: gl.constexpr = SIZES[1]
     SECOND: gl.constexpr = SIZES[4]
     TWO: gl.constexpr = SIZES[5] > 0
@@ -132,7 +158,8 @@ def _load(
     done = 0
     i_round = 0
     for i_work in range(gl.program_id(0), sizes[0], gl.num_programs(0)):
-        i_b, i_h, i_m, n_visited, _, q_start, k_start, _, _ = _work(i_work, sizes, lengths, packing, SIZES, 1)
+        i_item = _spread(i_work, i_round, sizes[0], SIZES[7])
+        i_b, i_h, i_m, n_visited, _, q_start, k_start, _, _ = _work(i_item, sizes, lengths, packing, SIZES, 1)
         i_hk = i_h // group
         for i_g in gl.static_range(GROUPS):
             mbarrier.wait(q_empty.index(i_g), (i_round & 1) ^ 1)
@@ -162,15 +189,15 @@ def _load(
 
 @gluon.jit
 def _take_turn(turns, i_turn, I_GROUP: gl.constexpr, TURNS: gl.constexpr):
-    """Wait until the other group has started its products; the first group has the first turn."""
+    """Wait until the group before has started its products; the first group has the first turn."""
     if TURNS:
-        mbarrier.wait(turns.index(I_GROUP), (i_turn & 1) ^ (1 - I_GROUP))
+        mbarrier.wait(turns.index(I_GROUP), (i_turn & 1) ^ (1 if I_GROUP == 0 else 0))
 
 
 @gluon.jit
-def _give_turn(turns, I_GROUP: gl.constexpr, TURNS: gl.constexpr):
+def _give_turn(turns, I_GROUP: gl.constexpr, GROUPS: gl.constexpr, TURNS: gl.constexpr):
     if TURNS:
-        mbarrier.arrive(turns.index(1 - I_GROUP))
+        mbarrier.arrive(turns.index((I_GROUP + 1) % GROUPS))
 
 
 @gluon.jit
@@ -221,6 +248,20 @@ def _weights(p, dtype: gl.constexpr, layout: gl.constexpr, P_SCALE: gl.constexpr
 
 
 @gluon.jit
+def _weights_in_pairs(p, dtype: gl.constexpr, layout: gl.constexpr):
+    """`_weights` of 16 bits that are packed where they are converted.
+
+    Weights that go round a loop are packed before their product otherwise, and in the wrong order: 32
+    instructions a turn swap the halves.
+    """
+    if dtype == gl.bfloat16:
+        b_p = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16, True, 2)
+    else:
+        b_p = gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.float16, True, 2)
+    return gl.convert_layout(b_p, layout)
+
+
+@gluon.jit
 def _start_scores(b_q, b_q2, k_ring, k_ring2, slot, nothing, SIZES: gl.constexpr):
     """The queries' products with the keys of a slot, under way."""
     b_k = k_ring.index(slot).reshape([SIZES[1], SIZES[4]]).permute((1, 0))
@@ -261,17 +302,21 @@ def _by_row(x, like):
 @gluon.jit
 def _store_output(
     p_tile, s_om, acc, l_i, m_any, rows_left, p_factor,
-    FIRST: gl.constexpr, D: gl.constexpr, P_SCALE: gl.constexpr, SCALED: gl.constexpr,
+    FIRST: gl.constexpr, D: gl.constexpr, P_SCALE: gl.constexpr, SCALED: gl.constexpr, WHOLE: gl.constexpr,
 ):  # fmt: skip
-    """O of the columns from FIRST on."""
+    """O of the columns from FIRST on; WHOLE: 16 bytes a thread, by way of shared memory."""
     b_o = acc / _by_row(l_i, acc)
     if P_SCALE != 1.0:
         b_o = b_o * (1.0 / P_SCALE)
     if SCALED:
         b_o = b_o * gl.load(p_factor)
     b_o = gl.where(_by_row(m_any, acc), b_o, 0.0)
-    o_d = FIRST + gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))[None, :]
-    o_row = gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))[:, None]
+    if WHOLE:
+        WIDTH: gl.constexpr = acc.shape[1]
+        of_store: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // WIDTH, WIDTH // 8], [4, 1], [1, 0])
+        b_o = gl.convert_layout(b_o.to(p_tile.dtype.element_ty), of_store)
+    o_d = FIRST + gl.arange(0, acc.shape[1], gl.SliceLayout(0, b_o.type.layout))[None, :]
+    o_row = gl.arange(0, acc.shape[0], gl.SliceLayout(1, b_o.type.layout))[:, None]
     m_write = (o_row < rows_left) & (o_d < D)
     gl.store(p_tile + o_row * s_om + o_d, b_o.to(p_tile.dtype.element_ty), mask=m_write)
 
@@ -293,6 +338,9 @@ def _compute(
     BLOCK_D2: gl.constexpr = SIZES[5]
     TWO: gl.constexpr = BLOCK_D2 > 0
     ROWS: gl.constexpr = _GROUP_ROWS
+    GROUPS: gl.constexpr = SIZES[0] // ROWS
+    SLIM: gl.constexpr = GROUPS > 2
+    OWN: gl.constexpr = SIZES[8]
     SUBTRACT_FIRST: gl.constexpr = PATH[0]
     P_SCALE: gl.constexpr = PATH[1]
     PROMOTE: gl.constexpr = PATH[2]
@@ -315,11 +363,15 @@ def _compute(
     i_round = 0
     n_cleared = 0
     for i_work in range(gl.program_id(0), sizes[0], gl.num_programs(0)):
+        i_item = _spread(i_work, i_round, sizes[0], SIZES[7])
         i_b, i_h, i_m, n_visited, n_full, q_start, _, n_queries, n_keys = _work(
-            i_work, sizes, lengths, packing, SIZES, 4
+            i_item, sizes, lengths, packing, SIZES, 4
         )
         sigma, i_kv = _head_sigma(given_sigma, factors, i_b, i_h, n_heads, group, SCALED)
         i_m += I_GROUP * ROWS
+        n_loaded = n_visited
+        if OWN:
+            n_visited, n_full = _reach(i_m, n_queries, n_keys, right, SIZES, ROWS, True)
         o_m = i_m + gl.arange(0, ROWS, of_rows)
         last = _last_seen(o_m, n_queries, n_keys, right, SIZES)[:, None]
         acc = gl.zeros([ROWS, BLOCK_D], gl.float32, of_output)
@@ -334,7 +386,7 @@ def _compute(
         mbarrier.wait(k_full.index(slot), (done // STAGES) & 1)
         _take_turn(turns, done, I_GROUP, TURNS)
         scores = _start_scores(b_q, b_q2, k_ring, k_ring2, slot, nothing, SIZES)
-        _give_turn(turns, I_GROUP, TURNS)
+        _give_turn(turns, I_GROUP, GROUPS, TURNS)
         s = warpgroup_mma_wait(0, deps=(scores,))
         mbarrier.arrive(k_empty.index(slot))
         if FP8:
@@ -365,7 +417,7 @@ def _compute(
                         mbarrier.wait(k_full.index(after), ((done + i + 1) // STAGES) & 1)
                     b_k = k_ring.index(after).reshape([BLOCK_N, BLOCK_D]).permute((1, 0))
                     scores = warpgroup_mma(b_q, b_k, nothing, use_acc=False, is_async=True)
-                    _give_turn(turns, I_GROUP, TURNS)
+                    _give_turn(turns, I_GROUP, GROUPS, TURNS)
                     b_pv = warpgroup_mma_wait(1, deps=(product,))
                     mbarrier.arrive(v_empty.index(slot))
                     # A tile's sum starts from zero in the matrix unit; fp32 adds it to the rest.
@@ -389,7 +441,7 @@ def _compute(
             if n_full == 0:
                 s = gl.where(o_n <= last, s, float("-inf"))
             p, alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST, LIFT)
-            b_p = _weights(p, dtype, of_operand, P_SCALE)
+            b_p = _weights_in_pairs(p, dtype, of_operand) if SLIM else _weights(p, dtype, of_operand, P_SCALE)
             # Tiles that all rows see, and the others. A turn starts the scores of its keys and the product
             # with the values of the keys before; the softmax runs beside the latter.
             for i_part in gl.static_range(2):
@@ -408,19 +460,27 @@ def _compute(
                     product = _start_product(b_p, v_ring, before, acc, BLOCK_N)
                     if TWO:
                         product2 = _start_product(b_p, v_ring2, before, acc2, BLOCK_N)
-                    _give_turn(turns, I_GROUP, TURNS)
+                    _give_turn(turns, I_GROUP, GROUPS, TURNS)
                     s = warpgroup_mma_wait(2 if TWO else 1, deps=(scores,))
                     mbarrier.arrive(k_empty.index(slot))
                     if i_part == 1:
                         s = gl.where(i * BLOCK_N + o_n <= last, s, float("-inf"))
                     p, alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST, LIFT)
-                    b_next = _weights(p, dtype, of_operand, P_SCALE)
                     # The weights are named so that their registers stay as they are until they were read.
-                    if TWO:
-                        acc, acc2, b_p = warpgroup_mma_wait(0, deps=(product, product2, b_p))
-                        acc2 = acc2 * _by_row(alpha, acc2)
+                    if SLIM:
+                        if TWO:
+                            acc, acc2, b_p, p = warpgroup_mma_wait(0, deps=(product, product2, b_p, p))
+                        else:
+                            acc, b_p, p = warpgroup_mma_wait(0, deps=(product, b_p, p))
+                        b_next = _weights_in_pairs(p, dtype, of_operand)
                     else:
-                        acc, b_p = warpgroup_mma_wait(0, deps=(product, b_p))
+                        b_next = _weights(p, dtype, of_operand, P_SCALE)
+                        if TWO:
+                            acc, acc2, b_p = warpgroup_mma_wait(0, deps=(product, product2, b_p))
+                        else:
+                            acc, b_p = warpgroup_mma_wait(0, deps=(product, b_p))
+                    if TWO:
+                        acc2 = acc2 * _by_row(alpha, acc2)
                     mbarrier.arrive(v_empty.index(before))
                     acc = acc * _by_row(alpha, acc)
                     b_p = b_next
@@ -466,9 +526,20 @@ def _compute(
         p_tile = p_o + i_b.to(gl.int64) * s_ob + i_h.to(gl.int64) * s_oh + (q_start + i_m).to(gl.int64) * s_om
         p_factor = factors[2] + i_kv if SCALED else p_o
         rows_left = n_queries - i_m
-        _store_output(p_tile, s_om, acc, l_i, m_any, rows_left, p_factor, 0, D, P_SCALE, SCALED)
+        _store_output(p_tile, s_om, acc, l_i, m_any, rows_left, p_factor, 0, D, P_SCALE, SCALED, SLIM)
         if TWO:
-            _store_output(p_tile, s_om, acc2, l_i, m_any, rows_left, p_factor, BLOCK_D, D, P_SCALE, SCALED)
+            _store_output(
+                p_tile, s_om, acc2, l_i, m_any, rows_left, p_factor, BLOCK_D, D, P_SCALE, SCALED, SLIM
+            )
+        if OWN:
+            # What is loaded for the other groups alone: slots are free when all groups say so.
+            for _ in range(n_visited, n_loaded):
+                slot = done % STAGES
+                mbarrier.wait(k_full.index(slot), (done // STAGES) & 1)
+                mbarrier.arrive(k_empty.index(slot))
+                mbarrier.wait(v_full.index(slot), (done // STAGES) & 1)
+                mbarrier.arrive(v_empty.index(slot))
+                done += 1
 
 
 @gluon.jit(
@@ -488,7 +559,13 @@ def _hopper_pipelined_kernel(
 ):  # fmt: skip
     FP8: gl.constexpr = d_v.dtype.primitive_bitwidth == 8
     PATH: gl.constexpr = (SUBTRACT_FIRST, P_SCALE, PROMOTE, SCALED, TURNS, LIFT)
-    SIZES: gl.constexpr = (GROUPS * _GROUP_ROWS, BLOCK_N, HAS_RIGHT, BOTTOM_RIGHT, BLOCK_D, BLOCK_D2, PACKED)
+    # Groups that take turns, or wait for the first one's clearing, all go through the same tiles.
+    OWN: gl.constexpr = GROUPS > 2 and not TURNS and not PACKED
+    # Under a mask the longest come first, all programs' alike.
+    SPREAD: gl.constexpr = GROUPS > 2 and not HAS_RIGHT
+    SIZES: gl.constexpr = (
+        GROUPS * _GROUP_ROWS, BLOCK_N, HAS_RIGHT, BOTTOM_RIGHT, BLOCK_D, BLOCK_D2, PACKED, SPREAD, OWN
+    )  # fmt: skip
     q_ring = gl.allocate_shared_memory(d_q.dtype, [GROUPS, 1, 1, _GROUP_ROWS, BLOCK_D], d_q.layout)
     k_ring = gl.allocate_shared_memory(d_k.dtype, [STAGES, 1, 1, BLOCK_N, BLOCK_D], d_k.layout)
     rows: gl.constexpr = BLOCK_D if FP8 else BLOCK_N
@@ -534,18 +611,41 @@ def _hopper_pipelined_kernel(
     factors = (p_qf, p_kf, p_vf)
     packing = (p_cu_q, p_cu_k, n_segments)
     common = (rings, barriers, outputs, factors, sizes, lengths, packing, group, sigma)
-    gl.warp_specialize(
-        [
-            (_compute, (common, 0, SIZES, D, STAGES, PATH)),
-            (_compute, (common, 1, SIZES, D, STAGES, PATH)),
-            (
-                _load,
-                (descriptors, rings, barriers, sizes, lengths, packing, group, SIZES, GROUPS, STAGES, FP8),
-            ),
-        ],
-        [4, 1],
-        [240, 24],
-    )
+    # Registers of each group but the first, which has what is left, and of the loader.
+    if GROUPS == 2:
+        gl.warp_specialize(
+            [
+                (_compute, (common, 0, SIZES, D, STAGES, PATH)),
+                (_compute, (common, 1, SIZES, D, STAGES, PATH)),
+                (_load, (descriptors, rings, barriers, sizes, lengths, packing, group, SIZES, STAGES, FP8)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
+    elif GROUPS == 3:
+        gl.warp_specialize(
+            [
+                (_compute, (common, 0, SIZES, D, STAGES, PATH)),
+                (_compute, (common, 1, SIZES, D, STAGES, PATH)),
+                (_compute, (common, 2, SIZES, D, STAGES, PATH)),
+                (_load, (descriptors, rings, barriers, sizes, lengths, packing, group, SIZES, STAGES, FP8)),
+            ],
+            [4, 4, 1],
+            [160, 160, 24],
+        )
+    else:
+        gl.static_assert(GROUPS == 4)
+        gl.warp_specialize(
+            [
+                (_compute, (common, 0, SIZES, D, STAGES, PATH)),
+                (_compute, (common, 1, SIZES, D, STAGES, PATH)),
+                (_compute, (common, 2, SIZES, D, STAGES, PATH)),
+                (_compute, (common, 3, SIZES, D, STAGES, PATH)),
+                (_load, (descriptors, rings, barriers, sizes, lengths, packing, group, SIZES, STAGES, FP8)),
+            ],
+            [4, 4, 4, 1],
+            [112, 112, 112, 24],
+        )
 
 
 def pipelined_possible(options: Options) -> bool:
@@ -575,7 +675,8 @@ def launch_hopper_pipelined(
     Operands are 16-bit, or fp8 with v's keys contiguous (`kernels.hopper.calls.fp8_possible`).
 
     Args:
-        tile: ``block_m`` is 128, ``num_warps`` 8 (those that compute), ``num_stages`` the tiles of a ring.
+        tile: ``block_m`` is 64 a group of warps (128, 192 or 256), ``num_warps`` 4 a group (those that
+            compute), ``num_stages`` the tiles of a ring.
         section: heads that run side by side (`kernels.hopper.order`).
         persistent: one program a multiprocessor, which takes several tiles in turn.
         programs: if persistent, how many instead.
@@ -597,7 +698,7 @@ def launch_hopper_pipelined(
         most = programs
         if most is None and q.device.type == "cuda":
             most = torch.cuda.get_device_properties(q.device).multi_processor_count
-        rows, fp8 = tile.block_m // 2, path.operand in FP8
+        rows, fp8 = _GROUP_ROWS.value, path.operand in FP8
         first, width2 = parts(head_dim, q.element_size())
         second: list[TensorDescriptor | None] = [None, None, None]
         if width2:
@@ -630,7 +731,7 @@ def launch_hopper_pipelined(
                 "BLOCK_D": first,
                 "BLOCK_D2": width2,
                 "BLOCK_N": tile.block_n,
-                "GROUPS": 2,
+                "GROUPS": tile.block_m // rows,
                 "STAGES": tile.num_stages,
                 "HAS_RIGHT": options.right is not None,
                 "BOTTOM_RIGHT": options.bottom_right,

@@ -73,7 +73,9 @@ def compile_hopper():
             launch_hopper_dkdv(q, q, k, k, row, row, parsed, tile)
     parsed = parse_options(q, k, causal="top_left")
     large = tuning.Tile(128, 64, 8, 2)
-    launch_hopper_pipelined(Operands(q, k, k), parsed, plain_path(torch.float16), large)
+    for groups in (2, 3, 4):
+        more = tuning.Tile(64 * groups, 64, 4 * groups, 2)
+        launch_hopper_pipelined(Operands(q, k, k), parsed, plain_path(torch.float16), more)
     split = [torch.empty(*x.shape[:3], 96, dtype=x.dtype) for x in (q, k, k)]
     launch_hopper_pipelined(Operands(*split), parsed, plain_path(torch.float16), large)
     in_parts = tuning.Tile(64, 64, 4, 2, in_parts=True)

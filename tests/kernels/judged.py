@@ -1,6 +1,6 @@
 """Calls long enough for the forward in Gluon, through the checks, as users make them; for on_gpu.py.
 
-The checker's own plans hold few problems as long as that. What these calls declare, 128 keys a tile, is
+The checker's own plans hold few problems as long as that. What these calls declare, 64 or 128 keys a tile, is
 judged with them.
 """
 
@@ -27,6 +27,11 @@ CASES = [
     ("flash_attention", "fp16", 128, 150, 1100, {"family": "normal"}),
     ("flash_attention", "fp16", 120, 200, 1200, {"family": "increasing", "causal": "bottom_right"}),
     ("flash_attention", "fp16", 128, 70, 1090, {"family": "very_negative"}),
+    # Three and four groups of warps, 128 and 64 keys a tile.
+    ("flash_attention", "bf16", 64, 200, 2100, {"family": "normal"}),
+    ("flash_attention", "fp16", 56, 450, 2060, {"family": "outliers", "causal": "bottom_right"}),
+    ("flash_attention", "bf16", 64, 300, 1100, {"family": "normal_large", "causal": "top_left"}),
+    ("flash_attention", "fp16", 64, 150, 1030, {"family": "increasing"}),
     # The same lengths where the forward in Gluon is not for them.
     ("flash_attention", "bf16", 128, 70, 1100, {"family": "normal", "scale": -0.1}),
     ("flash_attention", "bf16", 128, 150, 1100, {"family": "normal", "window": (300, 20)}),

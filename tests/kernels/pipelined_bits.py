@@ -14,7 +14,7 @@ from kernels.tuning import Tile
 from tests.kernels.attention import inputs
 
 E4M3 = torch.float8_e4m3fn
-# (dtype, score, head dim, keys a tile, stages)
+# (dtype, score, head dim, keys a tile, stages[, groups of warps])
 CASES = [
     (torch.bfloat16, None, 128, 128, 2),
     (torch.bfloat16, None, 128, 64, 3),
@@ -24,6 +24,10 @@ CASES = [
     (torch.float16, None, 192, 64, 3),
     (torch.bfloat16, None, 136, 64, 2),
     (torch.bfloat16, None, 64, 128, 3),
+    (torch.bfloat16, None, 64, 128, 3, 3),
+    (torch.float16, None, 64, 128, 3, 3),
+    (torch.bfloat16, None, 64, 64, 4, 4),
+    (torch.float16, None, 48, 64, 4, 4),
     (E4M3, None, 128, 128, 3),
     (torch.bfloat16, "e4m3", 128, 128, 2),
     (E4M3, None, 64, 128, 4),
@@ -35,6 +39,7 @@ CASES += [
     (torch.float16, "packed", 96, 64, 2),
     (torch.bfloat16, "packed", 192, 64, 2),
     (torch.float16, "packed", 64, 64, 4),
+    (torch.bfloat16, "packed", 64, 128, 3, 3),
 ]
 LENGTHS = [(1, 1), (1, 300), (300, 1), (64, 128), (65, 127), (150, 90), (129, 400), (1000, 1500)]
 SEGMENTS = [
@@ -47,7 +52,7 @@ OPTIONS = [{}, {"causal": "top_left"}, {"causal": "bottom_right"}, {"window": (N
 
 def differences(case, device):
     """Which calls give other bits, as text; programs take one tile or several, groups take turns or not."""
-    dtype, score, d, keys, stages = case
+    dtype, score, d, keys, stages, groups = [*case, 2][:6]
     path = parse_score_path(dtype, None if score == "packed" else score, None, None, False, True, False)
     wrong = []
     for lengths, options in itertools.product(SEGMENTS if score == "packed" else LENGTHS, OPTIONS):
@@ -60,7 +65,7 @@ def differences(case, device):
         if path.operand in FP8:
             operands = replace(operands, v=columns(operands.v))
         expected = launch_hopper_products(operands, parsed, path, Tile(64, keys, 4, 2))
-        tile = Tile(128, keys, 8, stages)
+        tile = Tile(64 * groups, keys, 4 * groups, stages)
         for programs, turns in itertools.product((0, 1, 5, 132), (False, True)):  # 0: one a tile of queries
             how = {"persistent": programs > 0, "programs": programs, "turns": turns}
             got = launch_hopper_pipelined(operands, parsed, path, tile, **how)

@@ -128,19 +128,30 @@ def test_interpreter_tiles_grow_with_the_length(length, side):
 
 @pytest.mark.parametrize(("size", "dim"), list(tuning._HOPPER_PIPELINED))
 def test_long_calls_go_to_the_pipelined_kernel(size, dim):
-    entry = tuning._HOPPER_PIPELINED[size, dim]
+    """Each entry rules from its fewest keys on, up to those of the entry before, and none rules below all."""
+    entries = tuning._HOPPER_PIPELINED[size, dim]
     for d in (dim - 24, dim):
-        assert tuning.pipelined_tile(size, d, entry.fewest_keys - 1, False) is None
-        assert tuning.pipelined_tile(size, d, entry.fewest_keys, False) == (
-            entry.tile,
-            entry.persistent,
-            entry.turns,
-        )
-        masked = entry.persistent_masked_below > entry.fewest_keys
-        assert tuning.pipelined_tile(size, d, entry.fewest_keys, True) == (entry.tile, masked, entry.turns)
-        assert tuning.pipelined_tile(size, d, 1 << 20, True) == (entry.tile, False, entry.turns)
+        ends = [1 << 20, *(entry.fewest_keys for entry in entries)]
+        assert ends == sorted(set(ends), reverse=True)
+        assert tuning.pipelined_tile(size, d, ends[-1] - 1, False) is None
+        for end, entry in zip(ends, entries, strict=False):
+            for keys in (entry.fewest_keys, end - 1):
+                expected = (entry.tile, entry.persistent, entry.turns)
+                assert tuning.pipelined_tile(size, d, keys, False) == expected
+                masked = keys < entry.persistent_masked_below
+                assert tuning.pipelined_tile(size, d, keys, True) == (entry.tile, masked, entry.turns)
     assert tuning.pipelined_tile(size, 256, 1 << 20, False) is None
     assert tuning.pipelined_tile(4, dim, 1 << 20, False) is None
+
+
+@pytest.mark.parametrize(("dim", "tile"), tuning.hopper_tables()["pipelined"])
+def test_pipelined_tiles_are_whole_groups_of_warps(dim, tile):
+    """Of 64 queries and four warps each; rings fit into shared memory beside queries (if many, output)."""
+    groups = tile.block_m // 64
+    assert groups in (2, 3, 4)
+    assert (tile.block_m, tile.num_warps) == (64 * groups, 4 * groups)
+    rows = tile.block_m * (2 if groups > 2 else 1) + 2 * tile.num_stages * tile.block_n
+    assert 2 * dim * rows < (227 << 10) - 1024
 
 
 @pytest.mark.parametrize(
