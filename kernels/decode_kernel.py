@@ -20,7 +20,13 @@ from kernels.options import Options
 from kernels.rounding import to_operand
 from kernels.score_path import ScorePath
 from kernels.scores import LOG2E
-from kernels.softmax import maximum_in_log2, online_softmax_step, relative_weight, softmax_start
+from kernels.softmax import (
+    maximum_in_log2,
+    online_softmax_step,
+    relative_weight,
+    softmax_output,
+    softmax_start,
+)
 from kernels.tiles import tile_scores
 from kernels.tuning import Tile, decode_tile, padded
 
@@ -241,9 +247,7 @@ def _merge_kernel(
         m_i = m_new
     m_any = row_sees_any(o_i, length, length - n_queries, left, right, HAS_LEFT, HAS_RIGHT)
     b_lse = tl.where(m_any, (m_i + tl.log2(l_i)) * LN2, sink)
-    b_o = b_acc / l_i[:, None]
-    if P_SCALE != 1.0:
-        b_o = b_o * (1.0 / P_SCALE)
+    b_o = softmax_output(b_acc, l_i, P_SCALE)
     b_o = tl.where(m_any[:, None], b_o, 0.0)
     o_o = i_b * s_o[0] + i_h * s_o[1] + o_row[:, None] * s_o[2] + o_dv.to(tl.int64)[None, :] * s_o[3]
     tl.store(p_o + o_o, b_o.to(p_o.dtype.element_ty), mask=m_tile)

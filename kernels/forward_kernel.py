@@ -22,7 +22,13 @@ from kernels.options import Options
 from kernels.rounding import to_operand
 from kernels.score_path import ScorePath
 from kernels.scores import LOG2E
-from kernels.softmax import maximum_in_log2, online_softmax_step, relative_weight, softmax_start
+from kernels.softmax import (
+    maximum_in_log2,
+    online_softmax_step,
+    relative_weight,
+    softmax_output,
+    softmax_start,
+)
 from kernels.tiles import head_factors, pairs_from, rows_from, slope_of, tile_of, tile_scores
 from kernels.tuning import Tile, forward_tile, mean_length
 
@@ -222,9 +228,7 @@ def _forward_kernel(
         l_i = l_i * b_alpha + relative_weight(sink * LOG2E, m_base)
         m_i = m_new
     b_lse = tl.where(m_any, (m_i + tl.log2(l_i)) * LN2, sink)
-    b_o = b_acc / l_i[:, None]
-    if P_SCALE != 1.0:
-        b_o = b_o * (1.0 / P_SCALE)
+    b_o = softmax_output(b_acc, l_i, P_SCALE)
     if p_vf is not None:
         b_o = b_o * tl.load(p_vf + i_b * s_vf[0] + i_hk * s_vf[1])
     b_o = tl.where(m_any[:, None], b_o, 0.0)

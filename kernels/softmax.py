@@ -61,6 +61,15 @@ def online_softmax_step(
 
 
 @triton.jit
+def softmax_output(b_acc, l_i, P_SCALE: tl.constexpr):
+    """What was accumulated over the row sum: one division a row, and a product an element."""
+    b_inverse = 1.0 / l_i
+    if P_SCALE != 1.0:
+        b_inverse = b_inverse * (1.0 / P_SCALE)
+    return b_acc * b_inverse[:, None]
+
+
+@triton.jit
 def maximum_in_log2(m_i, sigma, SUBTRACT_FIRST: tl.constexpr):
     """The running maximum as a logit in log2 units."""
     return m_i * sigma if SUBTRACT_FIRST else m_i

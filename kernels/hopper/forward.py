@@ -19,7 +19,7 @@ from kernels.operands import Operands
 from kernels.options import Options
 from kernels.rounding import to_operand
 from kernels.score_path import FP8, ScorePath, plain_path
-from kernels.softmax import maximum_in_log2, online_softmax_step, softmax_start
+from kernels.softmax import maximum_in_log2, online_softmax_step, softmax_output, softmax_start
 from kernels.tiles import head_factors
 from kernels.tuning import Tile, hopper_tile, mean_length, padded, pipelined_tile
 
@@ -148,9 +148,7 @@ def _hopper_forward_kernel(
     m_any = row_sees_any(o_m, n_keys, shift, left, right, HAS_LEFT, HAS_RIGHT)
     m_i = maximum_in_log2(m_i, sigma, SUBTRACT_FIRST)
     b_lse = tl.where(m_any, (m_i + tl.log2(l_i)) * LN2, float("-inf"))
-    b_o = b_acc / l_i[:, None]
-    if P_SCALE != 1.0:
-        b_o = b_o * (1.0 / P_SCALE)
+    b_o = softmax_output(b_acc, l_i, P_SCALE)
     if p_vf is not None:
         b_o = b_o * tl.load(p_vf + i_b.to(tl.int64) * s_vf[0] + (i_h // group).to(tl.int64) * s_vf[1])
     b_o = tl.where(m_any[:, None], b_o, 0.0)

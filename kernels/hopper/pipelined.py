@@ -305,9 +305,10 @@ def _store_output(
     FIRST: gl.constexpr, D: gl.constexpr, P_SCALE: gl.constexpr, SCALED: gl.constexpr, WHOLE: gl.constexpr,
 ):  # fmt: skip
     """O of the columns from FIRST on; WHOLE: 16 bytes a thread, by way of shared memory."""
-    b_o = acc / _by_row(l_i, acc)
+    inverse = 1.0 / l_i  # `kernels.softmax.softmax_output`
     if P_SCALE != 1.0:
-        b_o = b_o * (1.0 / P_SCALE)
+        inverse = inverse * (1.0 / P_SCALE)
+    b_o = acc * _by_row(inverse, acc)
     if SCALED:
         b_o = b_o * gl.load(p_factor)
     b_o = gl.where(_by_row(m_any, acc), b_o, 0.0)
@@ -426,7 +427,8 @@ def _compute(
                     mbarrier.arrive(k_empty.index(after))
             mbarrier.arrive(q_empty.index(I_GROUP))
             slot = (done + n_before) % STAGES
-            s = gl.where(n_before * BLOCK_N + o_n <= last, s, float("-inf"))
+            if n_full < n_visited:
+                s = gl.where(o_n <= last - n_before * BLOCK_N, s, float("-inf"))
             p, alpha, m_i, l_i = _softmax_step(s, sigma, m_i, l_i, SUBTRACT_FIRST, LIFT)
             b_p = _weights(p, dtype, of_operand, P_SCALE)
             mbarrier.wait(v_full.index(slot), ((done + n_before) // STAGES) & 1)
