@@ -23,9 +23,9 @@ def alternating(runs: Mapping[str, Run], budget: float, rounds: int = 3) -> dict
 def samples(runs: Mapping[str, Run], budget: float, rounds: int = 3) -> dict[str, list[float]]:
     """Milliseconds of each, over ``rounds`` turns of about ``budget`` / rounds milliseconds.
 
-    Each round starts with another of them: what ran before has heated the device, and nobody should always
-    follow the same. On a GPU the device first waits until the host has queued a turn's calls, so that what is timed is the
-    device's work alone. Without one: a single call each, by the host's clock.
+    Each round starts with another of them: what ran before has heated the device, and none should always
+    follow the same. On a GPU the device first waits until the host has queued a turn's calls, so that what is
+    timed is the device's work alone. Without one: a single call each, by the host's clock.
     """
     if not torch.cuda.is_available():
         return {name: [_once(run)] for name, run in runs.items()}
