@@ -152,7 +152,8 @@ def columns(x: Tensor) -> Tensor:
     out = torch.empty((batch, heads, dim, 4 * units), dtype=torch.int32, device=x.device)
     if out.numel():
         blocks, bits = triton.cdiv(4 * units, _BLOCK_WORDS), x.view(torch.uint8)
-        constants = {"D": dim, "WORDS": _BLOCK_WORDS, "BLOCK_D": padded(dim)}
+        # 8 warps: as fast as a plain copy on an H200, a twentieth faster than 4.
+        constants = {"D": dim, "WORDS": _BLOCK_WORDS, "BLOCK_D": padded(dim), "num_warps": 8}
         with device_of(x):
             _columns_kernel[(batch * heads * blocks,)](
                 bits, bits.stride(), out, out.stride(), blocks, heads, length, units, **constants

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,9 @@ def alternating(runs: Mapping[str, Run], budget: float, rounds: int = 3) -> dict
 def samples(runs: Mapping[str, Run], budget: float, rounds: int = 3) -> dict[str, list[float]]:
     """Milliseconds of each, over ``rounds`` turns of about ``budget`` / rounds milliseconds.
 
-    On a GPU the device first waits until the host has queued a turn's calls, so that what is timed is the
-    device's work alone. Without one: a single call each, by the host's clock.
+    Each round starts with another of them: what ran before has heated the device, and none should always
+    follow the same. On a GPU the device first waits until the host has queued a turn's calls, so that what is
+    timed is the device's work alone. Without one: a single call each, by the host's clock.
     """
     if not torch.cuda.is_available():
         return {name: [_once(run)] for name, run in runs.items()}
@@ -35,10 +36,16 @@ def samples(runs: Mapping[str, Run], budget: float, rounds: int = 3) -> dict[str
         estimate = _turn(run, 3, flushed)
         counts[name] = max(3, min(40, int(budget / rounds / max(statistics.median(estimate), 1e-3))))
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            times[name] += _turn(run, counts[name], flushed)
+    for order in rotations(list(runs), rounds):
+        for name in order:
+            times[name] += _turn(runs[name], counts[name], flushed)
     return times
+
+
+def rotations(names: Sequence[str], rounds: int) -> list[list[str]]:
+    """The names in turn, each round from the next one on."""
+    starts = [i % max(len(names), 1) for i in range(rounds)]
+    return [[*names[start:], *names[:start]] for start in starts]
 
 
 def _turn(run: Run, count: int, flushed: torch.Tensor) -> list[float]:

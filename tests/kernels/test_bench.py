@@ -14,6 +14,7 @@ from kernels.bench.extras import COMPILING, EXTRAS
 from kernels.bench.grid import LARGEST_DIFFERENCE, difference, measure, ratio, tflops
 from kernels.bench.methods import CUDNN, EAGER, FLASH2, OURS
 from kernels.bench.problems import size
+from kernels.bench.timing import rotations
 
 ROOT = Path(__file__).parents[2]
 
@@ -141,3 +142,8 @@ def uses(goal, extra):
     every = {kind: 2.0 for kind in ("forward ratio", "backward ratio")}
     names = ("96", "192", "uniform", "ragged", "e4m3", "e4m3, v's keys contiguous")
     return goal.value({"grid": [], "extras": {extra: dict.fromkeys(names, every)}}) is not None
+
+
+def test_every_run_is_the_first_of_a_round():
+    assert rotations(["a", "b", "c"], 4) == [list("abc"), list("bca"), list("cab"), list("abc")]
+    assert rotations([], 2) == [[], []]
