@@ -149,8 +149,11 @@ def main() -> None:
     parser.add_argument("--suffix", default="h200.standard", help="of certificates' names")
     given = parser.parse_args()
     if given.kind == "certificates":
+        found = certificates(given.files[0])
+        if len(given.files) > 1 or not found:
+            parser.error(f"files = {' '.join(map(str, given.files))}: expected one folder of KERNEL.DTYPE.json")
         given.out.mkdir(parents=True, exist_ok=True)
-        for name, certificate in certificates(given.files[0]).items():
+        for name, certificate in found.items():
             path = given.out / f"{name.replace(':', '-')}.{given.suffix}.json"
             write(certificate, path)
             print(f"{path}: {certificate.verdict}, {', '.join(certificate.run.dtypes)}")
