@@ -151,7 +151,8 @@ def main() -> None:
     if given.kind == "certificates":
         found = certificates(given.files[0])
         if len(given.files) > 1 or not found:
-            parser.error(f"files = {' '.join(map(str, given.files))}: expected one folder of KERNEL.DTYPE.json")
+            names = " ".join(map(str, given.files))
+            parser.error(f"files = {names}: expected one folder of KERNEL.DTYPE.json")
         given.out.mkdir(parents=True, exist_ok=True)
         for name, certificate in found.items():
             path = given.out / f"{name.replace(':', '-')}.{given.suffix}.json"

@@ -185,6 +185,16 @@ def test_every_fault_is_in_one_shard() -> None:
     assert sorted(named) == sorted(MUTANTS)
 
 
+@pytest.mark.parametrize("files", [["one.fp16.json", "one.bf16.json"], ["."]], ids=["files", "empty folder"])
+def test_certificates_to_merge_come_as_one_folder(files, tmp_path, monkeypatch, capsys) -> None:
+    arguments = ["merge", "certificates", *(str(tmp_path / name) for name in files), "--out", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", arguments)
+    with pytest.raises(SystemExit) as ended:
+        merge.main()
+    assert ended.value.code == 2
+    assert "expected one folder of KERNEL.DTYPE.json" in capsys.readouterr().err
+
+
 def test_certificates_of_dtypes_merge_with_all_they_say() -> None:
     whole = read(GOLDEN / "certificates" / "torch.sdpa.flash.cpu.quick.json")
     parts = []
