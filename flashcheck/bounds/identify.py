@@ -93,23 +93,27 @@ class TilingTally:
         return tuple(c for c in CANDIDATES if not self.outside[c])
 
     def describe(self) -> str:
-        """One line for a person."""
+        """One line for a person: what explains the bits, or the few that do not."""
         if not self.problems:
             return "no problem tells tilings apart"
-        others = [self.outside[c] for c in CANDIDATES if self.outside[c]]
+        others = [c for c in CANDIDATES if self.outside[c]]
         if not self.explained:
             best = min(CANDIDATES, key=lambda c: self.outside[c])
             return (
                 f"no candidate explains the bits; {best.describe()} comes closest, "
                 f"{self.outside[best]:,} of {self.elements:,} elements differ"
             )
-        names = " or ".join(c.describe() for c in self.explained)
         if not others:
             return f"every candidate explains all {self.elements:,} elements"
-        return (
-            f"{names} explains all {self.elements:,} elements; "
-            f"the other candidates miss {min(others):,} or more"
-        )
+        least = min(self.outside[c] for c in others)
+        if len(others) < len(self.explained):
+            names = " and ".join(c.describe() for c in others)
+            return (
+                f"every candidate but {names} explains all {self.elements:,} elements; "
+                f"these miss {least:,} or more"
+            )
+        names = " or ".join(c.describe() for c in self.explained)
+        return f"{names} explains all {self.elements:,} elements; the other candidates miss {least:,} or more"
 
 
 def _misses(

@@ -97,3 +97,23 @@ def test_a_certificate_says_which_tiling_explains_the_bits():
     assert outcome.tilings["bf16"].explained == (Tiling(32, "descending"),)
     certificate = certificate_of(kernel, outcome, "cpu", "x", datetime.datetime.now(datetime.UTC))
     assert "32 keys, descending explains all" in certificate.tilings["bf16"]
+
+
+def test_what_is_told_of_a_tally_names_the_fewer_candidates():
+    one, two = CANDIDATES[0], CANDIDATES[3]
+    tally = TilingTally(elements=1000, problems=1)
+    assert tally.describe() == "every candidate explains all 1,000 elements"
+    tally.outside.update({one: 7, two: 5})
+    assert tally.describe() == (
+        f"every candidate but {one.describe()} and {two.describe()} explains all 1,000 elements; "
+        "these miss 5 or more"
+    )
+    tally.outside.update({c: 9 for c in CANDIDATES if c not in (one, two)})
+    del tally.outside[two]
+    assert tally.describe() == (
+        f"{two.describe()} explains all 1,000 elements; the other candidates miss 7 or more"
+    )
+    tally.outside[two] = 3
+    assert tally.describe().startswith(
+        f"no candidate explains the bits; {two.describe()} comes closest, 3 of"
+    )
