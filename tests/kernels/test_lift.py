@@ -5,27 +5,16 @@ import dataclasses
 import pytest
 import torch
 
-import kernels
 from flashcheck.checks import CHECKS
 from flashcheck.checks.judged import Judged
-from flashcheck.inputs.spec import ProblemSpec
-from flashcheck.kernel import as_kernel
 from kernels.options import plain_sigma
 from kernels.score_path import path_of
+from tests.kernels.test_declared import KERNELS, SPEC
 from tests.kernels.test_score_path import E4M3, E5M2
 
-KERNEL = as_kernel(kernels.flash_attention_e4m3, "kernels:flash_attention_e4m3")
-SPEC = ProblemSpec(
-    dtype="e4m3",
-    batch=1,
-    num_heads=2,
-    num_kv_heads=1,
-    num_queries=33,
-    num_keys=100,
-    head_dim=32,
-    value_dim=32,
-    family="normal",
-    seed=3,
+KERNEL = KERNELS["flash_attention_e4m3"]
+SPEC = dataclasses.replace(
+    SPEC, dtype="e4m3", num_kv_heads=1, num_queries=33, head_dim=32, value_dim=32, scale=None, seed=3
 )
 LAST = 2.0**23 / (448.0**2 * 32 * 1.4426950408889634)
 """The largest scale at which no logit of 32 dims passes 2^23 log2 units."""
