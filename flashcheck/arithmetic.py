@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from flashcheck.errors import ArgumentError, UnknownNameError
-from flashcheck.formats import BF16, E4M3, E5M2, FP16, FP32, Format, format_named
+from flashcheck.formats import BF16, E4M3, E5M2, FP16, FP32, Format, format_named, is_power_of_two
 
 InputScale = Literal["none", "tensor"]
 Order = Literal["ascending", "descending", "unknown"]
@@ -167,7 +167,7 @@ class Arithmetic:
                 raise ArgumentError(f"Arithmetic.{name}", value, "0 <= limit < 1")
 
     def _check_lift(self) -> None:
-        if math.frexp(self.probability_scale)[0] != 0.5 or self.probability_scale < 1:
+        if not is_power_of_two(self.probability_scale) or self.probability_scale < 1:
             legal = "a power of two, at least 1, where probability_scale_placement is 'exponent'"
             raise ArgumentError("Arithmetic.probability_scale", self.probability_scale, legal)
         if self.scale_placement != "exponent_fma" or self.normalise != "after_product":
@@ -175,9 +175,14 @@ class Arithmetic:
             raise ArgumentError("Arithmetic.probability_scale_placement", "exponent", legal)
 
     @property
+    def lifted(self) -> float:
+        """Factor of weights and row sum: the probability scale where the exponent carries it, else 1."""
+        return self.probability_scale if self.probability_scale_placement == "exponent" else 1.0
+
+    @property
     def lift(self) -> float:
-        """ln of the probability scale where the exponent carries it, else 0."""
-        return math.log(self.probability_scale) if self.probability_scale_placement == "exponent" else 0.0
+        """ln of ``lifted``."""
+        return math.log(self.lifted)
 
     @property
     def tiling_known(self) -> bool:

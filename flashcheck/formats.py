@@ -1,6 +1,6 @@
 """Binary floating-point formats: fp64, fp32, fp16, bf16, e4m3, e5m2.
 
-All functions take and return float64 tensors; every value of every narrower format is a float64
+All functions on tensors take and return float64; every value of every narrower format is a float64
 value, so rounding *into* a format is exact arithmetic on float64 tensors. Rounding goes through the
 bits of the float64 value and never through another dtype: torch converts float64 to fp16 by way of
 fp32, which rounds twice.
@@ -91,6 +91,11 @@ def format_of(dtype: torch.dtype) -> Format:
         return _BY_DTYPE[dtype]
     except KeyError:
         raise UnknownNameError("dtype", str(dtype), (str(d) for d in _BY_DTYPE)) from None
+
+
+def is_power_of_two(x: float) -> bool:
+    """True for 2^k: multiplying by it rounds nothing (underflow apart)."""
+    return math.frexp(x)[0] == 0.5
 
 
 def to_float64(x: Tensor) -> Tensor:

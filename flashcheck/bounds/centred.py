@@ -19,12 +19,12 @@ from flashcheck.bounds.alignment import subnormal_values
 from flashcheck.bounds.gradient_sums import GradientSum
 from flashcheck.bounds.interval import Interval, rounded_interval
 from flashcheck.bounds.limits import Limits
-from flashcheck.bounds.numbers import UNIT, expm1_clipped, flushed, is_power_of_two
+from flashcheck.bounds.numbers import UNIT, expm1_clipped, flushed
 from flashcheck.bounds.pairs import PairErrors
 from flashcheck.bounds.products import weighted
 from flashcheck.bounds.tiling import SMALLEST_TILE
 from flashcheck.bounds.weights import WeightErrors
-from flashcheck.formats import Format, round_inside, round_nearest
+from flashcheck.formats import Format, is_power_of_two, round_inside, round_nearest
 
 _LIMIT = 50.0  # e^50 is "anything" here
 _NO_WEIGHT = 1e-300  # below, P is stored as 0, and 1 / P may be infinite

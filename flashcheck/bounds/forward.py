@@ -18,7 +18,6 @@ from flashcheck.bounds.numbers import (
     LARGEST_LINEAR,
     UNIT,
     flushed,
-    is_power_of_two,
     weighted_growth,
 )
 from flashcheck.bounds.products import weighted
@@ -34,7 +33,7 @@ from flashcheck.bounds.weights import (
     probability_rounding,
     weight_errors,
 )
-from flashcheck.formats import Format
+from flashcheck.formats import Format, is_power_of_two
 from flashcheck.oracle.quantities import ForwardQuantities
 from flashcheck.problem import Problem
 

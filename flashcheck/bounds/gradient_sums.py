@@ -12,10 +12,10 @@ from torch import Tensor
 
 from flashcheck.arithmetic import Accumulator, Arithmetic, Machine
 from flashcheck.bounds.alignment import operand, subnormal_error
-from flashcheck.bounds.numbers import SMALLEST_FP32, SMALLEST_NORMAL_FP32, UNIT, flushed, is_power_of_two
+from flashcheck.bounds.numbers import SMALLEST_FP32, SMALLEST_NORMAL_FP32, UNIT, flushed
 from flashcheck.bounds.products import by_kv_head, weighted
 from flashcheck.bounds.tiling import SMALLEST_TILE
-from flashcheck.formats import FP32, Format, format_of, half_ulp
+from flashcheck.formats import FP32, Format, format_of, half_ulp, is_power_of_two
 from flashcheck.problem import Problem
 
 

@@ -7,8 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flashcheck.bounds.numbers import UNIT, is_power_of_two
-from flashcheck.formats import Format, binade, round_nearest
+from flashcheck.bounds.numbers import UNIT
+from flashcheck.formats import Format, binade, is_power_of_two, round_nearest
 
 
 class Limits:

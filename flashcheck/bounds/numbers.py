@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -52,8 +50,3 @@ def weighted_growth(log_weight: Tensor, error: Tensor) -> Tensor:
     small = torch.exp(log_weight) * expm1_clipped(error)
     large = exp_clipped(log_weight + error)
     return torch.where(error < 1.0, small, large)
-
-
-def is_power_of_two(x: float) -> bool:
-    """True for 2^k: multiplying by it rounds nothing (underflow apart)."""
-    return math.frexp(x)[0] == 0.5

@@ -17,13 +17,12 @@ from flashcheck.bounds.numbers import (
     UNIT,
     exp_clipped,
     flushed,
-    is_power_of_two,
     weighted_growth,
 )
 from flashcheck.bounds.rows import SoftmaxRows
 from flashcheck.bounds.scores import ScoreError
 from flashcheck.bounds.tiling import Tiling, tiling_of
-from flashcheck.formats import half_ulp, round_inside, round_nearest
+from flashcheck.formats import half_ulp, is_power_of_two, round_inside, round_nearest
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,8 @@ class WeightErrors:
         if arithmetic.normalise == "before_product":
             return torch.full_like(self.denominator, arithmetic.probability_scale)
         # [W7] A sink may be the last reference, and is not lifted.
-        unlifted = arithmetic.lift and self.rows.has_sink
-        return self.denominator * (1.0 if unlifted else arithmetic.probability_scale)
+        taken_over = arithmetic.lifted if self.rows.has_sink else 1.0
+        return self.denominator * (arithmetic.probability_scale / taken_over)
 
     def growth(self, error: Tensor | None = None) -> Tensor:
         """At least p (exp(error) - 1), (B, H, Nq, n); the relative errors by default."""
@@ -189,7 +188,7 @@ def weight_errors(
         tiling=tiling,
         rescales=rescales,
         exponential=exponential,
-        flush=(1 + rescales) * exponential.flush * (math.exp(lift) if rows.has_sink else 1.0)
+        flush=(1 + rescales) * exponential.flush * (arithmetic.lifted if rows.has_sink else 1.0)
         + (flushed(machine) if arithmetic.normalise == "before_product" else 0.0),
         worst=worst,
         spread=spread,

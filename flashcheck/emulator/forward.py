@@ -78,7 +78,9 @@ def _start(problem: Problem) -> Partial:
 def _start_with_sink(start: Partial, sink: Tensor, scores: Scores) -> Partial:
     """The sink as a key that was seen before all others: it is the reference, its weight is 1, or lifted."""
     reference = (sink.float() / fp32(scores.natural)).view(1, -1, 1).expand_as(start.reference)
-    return Partial(reference, torch.where(torch.isneginf(reference), 0.0, scores.lifted), start.total)
+    return Partial(
+        reference, torch.where(torch.isneginf(reference), 0.0, scores.arithmetic.lifted), start.total
+    )
 
 
 def _visit(scores: Scores, values: _Values, tiles: list[slice], state: Partial) -> Partial:
@@ -90,7 +92,7 @@ def _visit(scores: Scores, values: _Values, tiles: list[slice], state: Partial) 
         reference = _next_reference(state.reference, tile, scores)
         state = _rescaled(state, reference, scores)
         p = torch.where(seen, scores.weigh(scores.exponent(tile, reference)), 0.0)
-        factor = fp32(arithmetic.probability_scale / scores.lifted)
+        factor = fp32(arithmetic.probability_scale / arithmetic.lifted)
         rounded = round_to(p * factor, arithmetic.probability_format)
         summand = rounded / factor if arithmetic.row_sum == "rounded" else p
         state = Partial(
@@ -137,7 +139,7 @@ def _finish(state: Partial, scores: Scores) -> ForwardResult:
         maximum, factor, sink = _with_sink(maximum, problem.sink, scores)
         row_sum = row_sum * factor + sink
         total = kept(kept(total, machine) * factor.unsqueeze(-1), machine)
-    divisor = row_sum * fp32(arithmetic.probability_scale / scores.lifted)
+    divisor = row_sum * fp32(arithmetic.probability_scale / arithmetic.lifted)
     inverse = _inverse(divisor, scores)
     out = kept(kept(total, machine) * (inverse * fp32(problem.v_descale)).unsqueeze(-1), machine)
     return ForwardResult(

@@ -31,7 +31,6 @@ class Scores:
         base: of the exponential, 2 or e.
         constant: multiplies the tile in the exponent, 1.0 where the tile is in the exponent's units.
         natural: turns the tile's units into those of the LSE (the scale, where it is still to come).
-        lifted: factor that the exponent brings into weights and row sum, 1.0 but for a lift.
     """
 
     def __init__(self, problem: Problem, arithmetic: Arithmetic, machine: Machine) -> None:
@@ -69,7 +68,6 @@ class Scores:
             self.constant = fp32(self._scale * fp32(math.log2(math.e))) if twice else self._fused_constant()
         elif self.base == 2.0:
             self.constant = fp32(math.log2(math.e))
-        self.lifted = math.exp2(round(arithmetic.lift / math.log(2.0)))
         self._multiplied = not bare and placement != "operands"
 
     @cached_property
@@ -151,16 +149,16 @@ class Scores:
 
     def _subtracted(self, m: Tensor) -> Tensor:
         """The finite reference ``m`` as the exponent subtracts it, in units of ``base``, less the lift."""
-        if self.lifted == 1.0:
+        if self.arithmetic.lifted == 1.0:
             return m * self.constant
         product = m.double() * self.constant  # exact, so that the fused form rounds once
         if not self.machine.fused_multiply_add:
             product = product.float().double()
-        return (product - math.log2(self.lifted)).float()
+        return (product - math.log2(self.arithmetic.lifted)).float()
 
     def maximum(self, reference: Tensor) -> Tensor:
         """A row's reference in natural units, less the lift; -inf where there is none."""
-        if self.lifted == 1.0:
+        if self.arithmetic.lifted == 1.0:
             maximum = reference * fp32(self.natural)
         else:
             maximum = self._subtracted(finite_reference(reference)) * fp32(math.log(2.0))

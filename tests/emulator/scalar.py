@@ -45,7 +45,7 @@ def scalar_forward(
         total, acc, m = rounded(total * factor), [rounded(x * factor) for x in acc], new
         for j in keys:
             weight = rounded(_weight(s[j], m, constant, a, fused=fused))  # of c times the weight, if lifted
-            weight /= a.probability_scale if a.lift else 1.0
+            weight /= a.lifted
             stored = rounded(rounded(weight * a.probability_scale), a.probability_format)
             total = rounded(total + (stored / a.probability_scale if a.row_sum == "rounded" else weight))
             for d in range(p.value_dim):
@@ -55,7 +55,7 @@ def scalar_forward(
     maximum = rounded(m * scale) if base2 else m
     if a.lift:
         maximum = rounded(_lifted(m, constant, a, fused=fused) * rounded(math.log(2.0)))
-        total *= a.probability_scale
+        total *= a.lifted
     return out, rounded(maximum + rounded(math.log(total)))
 
 
