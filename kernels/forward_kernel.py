@@ -277,7 +277,7 @@ def launch_forward(
             NEGATIVE=options.sigma < 0,
             FORMAT=path.operand,
             PROMOTE=path.promote,
-            **softmax_constants(options, path, head_dim),
+            **softmax_constants(path, head_dim, options.plain_sigma),
             **pair_constants(tile, options, path, q, k, v, out),
         )
     return out, lse

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels import interpreter, orders
 from kernels.hopper.calls import packed_by_name, simple_by_name
+from kernels.launch import softmax_constants
 from kernels.operators import differentiable_forward
 from kernels.options import plain_sigma
 from kernels.passes import run_backward, run_forward
@@ -264,21 +265,19 @@ def _declared(
     ) -> dict[str, Any]:
         path = path_of(OPERAND_DTYPE[dtype_name], **path_options)
         tile = forward_tile(sizes[4], OPERAND_DTYPE[path.operand].itemsize, *sizes[:4])
-        lift = path.lift(sizes[0], plain_sigma(sizes[0], **(options or {})))
+        softmax = softmax_constants(path, sizes[0], plain_sigma(sizes[0], **(options or {})))
         return {
             "input_format": path.operand,
             "input_scale": path.scales or "none",
             "probability_format": path.operand,
             "probability_scale": path.probability_scale,
-            "probability_scale_placement": "exponent" if lift else "product",
+            "probability_scale_placement": "exponent" if softmax["LIFT"] else "product",
             "output_format": "bf16" if dtype_name in FP8 else dtype_name,
             "lse_format": "fp32",
             "block_keys": tile.block_n,
             "order": "ascending",
             "row_sum": "unrounded",
-            "scale_placement": (
-                "exponent_subtract_first" if path.subtract_first and not lift else "exponent_fma"
-            ),
+            "scale_placement": "exponent_subtract_first" if softmax["SUBTRACT_FIRST"] else "exponent_fma",
             "scale_roundings": 1,
         }
 

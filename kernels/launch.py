@@ -73,9 +73,12 @@ def pair_constants(
     }
 
 
-def softmax_constants(options: Options, path: ScorePath, head_dim: int) -> dict[str, Any]:
-    """Compile-time constants of a forward's softmax: its form, and how P gets its scale."""
-    lift = path.lift(head_dim, options.sigma if options.plain else None)
+def softmax_constants(path: ScorePath, head_dim: int, sigma: float | None) -> dict[str, Any]:
+    """Compile-time constants of a forward's softmax: its form, and how P gets its scale.
+
+    ``sigma``: as `kernels.options.plain_sigma` returns it.
+    """
+    lift = path.lift(head_dim, sigma)
     return {
         "SUBTRACT_FIRST": path.subtract_first and not lift,
         "P_SCALE": 1.0 if lift else path.probability_scale,

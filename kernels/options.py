@@ -60,6 +60,11 @@ class Options:
     launches: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
+    def plain_sigma(self) -> float | None:
+        """As the function of that name returned it."""
+        return self.sigma if self.plain else None
+
+    @property
     def data_mask(self) -> bool:
         """Whether visibility depends on tensor contents, so that no tile may go unmasked."""
         return self.mask is not None or self.bias is not None

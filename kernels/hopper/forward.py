@@ -229,7 +229,7 @@ def launch_hopper_products(
                 "V_COLUMNS": fp8,
                 "HAS_TAIL": packed is not None or banded or num_keys % chosen.block_n != 0,
                 "NEGATIVE": options.sigma < 0,
-                **softmax_constants(options, path, head_dim),
+                **softmax_constants(path, head_dim, options.plain_sigma),
             },
         )
 

@@ -493,8 +493,8 @@ def _compute(
                 # Weights of the next segment's keys are zero, but zero times their NaN is not.
                 rows_inside = n_keys - (n_visited - 1) * BLOCK_N
                 if rows_inside < BLOCK_N:
-                    # The first group clears them for both. The second may be one clearing behind, not two:
-                    # the keys of a tile of queries are loaded only when both have read the queries before.
+                    # The first group clears them for all. Another may be one clearing behind, not two: the
+                    # keys of a tile of queries are loaded only when all have read the queries before.
                     # So two barriers that take turns tell clearings apart.
                     if I_GROUP == 0:
                         _clear_rows(v_ring, slot, rows_inside, BLOCK_N, BLOCK_D)
@@ -737,7 +737,7 @@ def launch_hopper_pipelined(
                 "STAGES": tile.num_stages,
                 "HAS_RIGHT": options.right is not None,
                 "BOTTOM_RIGHT": options.bottom_right,
-                **softmax_constants(options, path, head_dim),
+                **softmax_constants(path, head_dim, options.plain_sigma),
                 "PROMOTE": path.promote,
                 "SCALED": path.scales_mode == 1,
                 "TURNS": turns,
