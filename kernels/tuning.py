@@ -185,9 +185,9 @@ _HOPPER_PIPELINED: dict[tuple[int, int], tuple[Pipelined, ...]] = {
 # on 9 to 29 % faster than Triton's (64, 64, 4, 3), and at 1k 6 % slower under a mask. Programs that take
 # several tiles under a mask meet the long ones again and again where tiles and multiprocessors divide each
 # other, and then take 1.6 times as long: none do. 96 like 128.
-_HOPPER_PIPELINED_PACKED: dict[int, Pipelined] = {
-    96: Pipelined(Tile(128, 128, 8, 2), 2048, True, 0, turns=True),
-    128: Pipelined(Tile(128, 128, 8, 2), 2048, True, 0, turns=True),
+_HOPPER_PIPELINED_PACKED: dict[int, tuple[Pipelined, ...]] = {
+    96: (Pipelined(Tile(128, 128, 8, 2), 2048, True, 0, turns=True),),
+    128: (Pipelined(Tile(128, 128, 8, 2), 2048, True, 0, turns=True),),
 }
 # The forward in Triton of packed segments: padded head dim -> (keys of a segment on average from which on it
 # is used, tile), most first. Of long segments it has what the kernel above does not take, with as many keys a
@@ -385,8 +385,7 @@ def pipelined_tile(
     if packed is None:
         keys, entries = num_keys, _HOPPER_PIPELINED.get((element_bytes, held), ())
     else:
-        keys, of_packed = packed, _HOPPER_PIPELINED_PACKED.get(held)
-        entries = () if of_packed is None else (of_packed,)
+        keys, entries = packed, _HOPPER_PIPELINED_PACKED.get(held, ())
     entry = next((x for x in entries if keys >= x.fewest_keys), None)
     if entry is None:
         return None
@@ -441,7 +440,7 @@ def hopper_tables() -> dict[str, list[tuple[int, Tile]]]:
         "forward": [(dim, tile) for dim, tiles in _HOPPER_FORWARD.items() for _, tile in tiles],
         "pipelined": pipelined[2],
         "pipelined fp8": pipelined[1],
-        "pipelined packed": [(dim, entry.tile) for dim, entry in _HOPPER_PIPELINED_PACKED.items()],
+        "pipelined packed": [(dim, x.tile) for dim, found in _HOPPER_PIPELINED_PACKED.items() for x in found],
         "packed forward": [(dim, tile) for dim, tiles in _HOPPER_PACKED.items() for _, tile in tiles],
         "fp8": list(_HOPPER_FP8.items()),
         **banded,

@@ -82,7 +82,7 @@ def backward_entries(found: Times) -> list[str]:
 
 
 def pipelined_entries(found: Times) -> list[str]:
-    """Lines for _HOPPER_PIPELINED and _HOPPER_PIPELINED_PACKED: one tile, in turns or not, for both masks."""
+    """Entries of _HOPPER_PIPELINED and _HOPPER_PIPELINED_PACKED: a tile, in turns or not, for both masks."""
     lines = []
     for (kernel, dim), by_mask in found.items():
         if kernel not in _PIPELINED:

@@ -105,8 +105,8 @@ def compile_tuned():
             for dim, tile in tuning.hopper_tables()["pipelined"]:
                 if dim == d and parsed.cu_q is None:
                     launch_hopper_pipelined(Operands(q, q, q), parsed, plain_path(q.dtype), tile)
-            for dim, entry in tuning._HOPPER_PIPELINED_PACKED.items():
-                if dim == d and parsed.cu_q is not None:
+            for entry in tuning._HOPPER_PIPELINED_PACKED.get(d, ()):
+                if parsed.cu_q is not None:
                     path, turns = plain_path(q.dtype), entry.turns
                     launch_hopper_pipelined(Operands(q, q, q), parsed, path, entry.tile, turns=turns)
             launch_hopper_dq(q, q, q, q, row, row, parsed)

@@ -71,7 +71,9 @@ def test_a_packed_entry_rules_the_portable_kernel(keys, monkeypatch):
     assert tuning.forward_tile("cuda", 2, 128, 128, 1000, 1000).block_n == 64
 
 
-@pytest.mark.parametrize(("dim", "entry"), list(tuning._HOPPER_PIPELINED_PACKED.items()))
+@pytest.mark.parametrize(
+    ("dim", "entry"), [(dim, x) for dim, found in tuning._HOPPER_PIPELINED_PACKED.items() for x in found]
+)
 def test_long_segments_go_to_the_pipelined_kernel(dim, entry):
     """However many short ones there are: the mean decides, not the sum."""
     total, below = 1 << 20, entry.fewest_keys - 1
